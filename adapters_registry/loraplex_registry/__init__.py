@@ -1,0 +1,1 @@
+"""The registry: admits, stores, versions and aliases adapters."""

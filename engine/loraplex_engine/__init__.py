@@ -1,0 +1,1 @@
+"""The engine: one base model, many adapters, one forward pass."""
