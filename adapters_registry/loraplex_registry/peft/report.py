@@ -1,0 +1,100 @@
+"""The report on an adapter's files: ordered named checks and what of the config is honoured or refused.
+
+Written by `check_adapter` and, for its own checks (quota, parity), by the registry. Names are the contract: the cases,
+the clients and the docs refer to them. It knows no HTTP and no storage.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+Verdict = Literal["pass", "warn", "fail"]
+
+CHECK_NAMES: tuple[str, ...] = (
+    "file_name",
+    "file_set",
+    "file_size",
+    "pickle",
+    "lfs_pointer",
+    "format",
+    "header",
+    "truncated",
+    "json",
+    "peft_type",
+    "task_type",
+    "field_unsupported",
+    "field_value",
+    "base_mismatch",
+    "target_modules",
+    "unmatched_tensors",
+    "unpaired_tensors",
+    "missing_tensors",
+    "unexpected_tensor",
+    "shape",
+    "rank_mismatch",
+    "rank_limit",
+    "non_finite",
+    "template",
+    "quota",
+    "parity",
+)
+"""Every check name there is, in the order in which a report lists them."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One verdict on one subject.
+
+    `name` is one of `CHECK_NAMES`; `message` is one sentence that says what to do where the verdict is not `pass`;
+    `subject` names the file, field or tensor, and is empty where the check passed as a whole.
+    """
+
+    name: str
+    verdict: Verdict
+    message: str = ""
+    subject: str = ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What was checked, in the order of `CHECK_NAMES`.
+
+    `honoured` maps each honoured config field to the value in effect; `refused` maps each refused field to the
+    sentence that says why.
+    """
+
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    honoured: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+
+    @property
+    def first_failure(self) -> Check | None:
+        """The first failing check, whose subject is the `param` of an API error; None where nothing failed."""
+        return next((check for check in self.checks if check.verdict == "fail"), None)
+
+    def with_check(self, check: Check) -> Report:
+        """A copy with one more check, in its place, and the verdict that follows (quota, parity)."""
+        return build_report((*self.checks, check), honoured=self.honoured, refused=self.refused)
+
+
+def build_report(
+    checks: tuple[Check, ...] | list[Check],
+    *,
+    honoured: dict[str, Any] | None = None,
+    refused: dict[str, str] | None = None,
+) -> Report:
+    """Put checks in the contract's order and draw the verdict: the worst of them.
+
+    Raises:
+        ValueError: a check has a name outside `CHECK_NAMES`.
+    """
+    ordered = tuple(sorted(checks, key=lambda check: CHECK_NAMES.index(check.name)))
+    return Report(_worst(ordered), ordered, honoured or {}, refused or {})
+
+
+def _worst(checks: tuple[Check, ...]) -> Verdict:
+    verdicts = {check.verdict for check in checks}
+    if "fail" in verdicts:
+        return "fail"
+    return "warn" if "warn" in verdicts else "pass"
