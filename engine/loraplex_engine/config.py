@@ -1,0 +1,110 @@
+"""The engine's settings: parsed once by the front, handed to the core as JSON, read-only afterwards.
+
+Flag names are those of the field (`--max-num-seqs`, ...). `build_config` fills defaults that depend on the device.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from loraplex_engine.errors import ConfigError
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of one engine; sizes in tokens unless the name says otherwise."""
+
+    base: str
+    """Folder of the base model (with `base.json`)."""
+    cache_dir: str
+    """Machine-wide cache: bases, adapters, compiled ops. LORAPLEX_CACHE_DIR."""
+    registry_url: str = ""
+    """Where adapters come from; empty = no adapters can be loaded. LORAPLEX_REGISTRY_URL."""
+    served_model_name: str = ""
+    """Name of the base in the API; empty = the name in `base.json`."""
+    max_model_len: int = 0
+    """Longest prompt plus answer; 0 = the base's own limit."""
+    max_num_seqs: int = 16
+    """Requests that run at once."""
+    max_num_batched_tokens: int = 512
+    """Tokens computed in one step, at most."""
+    gpu_memory_utilization: float = 0.90
+    """Share of the accelerator's memory for the engine; not used on the CPU."""
+    kv_cache_memory_bytes: int = 0
+    """Bytes of the KV pool; 0 = min(2 GiB, 20 % of memory) on the CPU."""
+    block_size: int = 16
+    """Positions of one KV block."""
+    dtype: str = "auto"
+    """`auto`, `bfloat16` or `float32`."""
+    device: str = "auto"
+    """`auto` or `cpu`."""
+    max_loras: int = 8
+    """Adapter slots."""
+    max_cpu_loras: int = 0
+    """Adapters kept in host memory; 0 = four times `max_loras`."""
+    max_lora_rank: int = 64
+    """Largest adapter rank that is served."""
+    adapter_load_timeout_s: float = 60.0
+    """How long a request may wait for its adapter."""
+    queue_timeout_s: float = 60.0
+    """How long a request may wait in the queue."""
+    seed: int = 0
+    """Kept for tools that pass it; sampling is seeded by request."""
+    cpu_threads: int = 0
+    """Threads of the step loop; 0 = the cores this process may use."""
+
+    @property
+    def num_cpu_loras(self) -> int:
+        """Adapters kept in host memory."""
+        return self.max_cpu_loras or 4 * self.max_loras
+
+
+def check_config(config: EngineConfig) -> EngineConfig:
+    """Return the config, or raise ConfigError naming the flag and its range."""
+    for name, low, high in _RANGES:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be from {low} to {high}.")
+    if config.max_cpu_loras and config.max_cpu_loras < config.max_loras:
+        raise ConfigError(
+            f"--max-cpu-loras is {config.max_cpu_loras}, but must be at least --max-loras ({config.max_loras})."
+        )
+    if config.dtype not in ("auto", "bfloat16", "float32"):
+        raise ConfigError(f"--dtype is {config.dtype!r}, but must be auto, bfloat16 or float32.")
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(f"--device is {config.device!r}; this version serves on the CPU only (auto or cpu).")
+    return config
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_model_len", 0, 1 << 20),
+    ("max_num_seqs", 1, 1024),
+    ("max_num_batched_tokens", 1, 1 << 20),
+    ("gpu_memory_utilization", 0.05, 1.0),
+    ("kv_cache_memory_bytes", 0, 1 << 50),
+    ("block_size", 1, 256),
+    ("max_loras", 1, 1024),
+    ("max_cpu_loras", 0, 1 << 20),
+    ("max_lora_rank", 1, 512),
+    ("adapter_load_timeout_s", 0.1, 3600),
+    ("queue_timeout_s", 0.1, 3600),
+    ("seed", 0, 2**63 - 1),
+    ("cpu_threads", 0, 1024),
+)
+
+
+def default_cache_dir() -> Path:
+    """The machine-wide cache: LORAPLEX_CACHE_DIR, else `~/.cache/loraplex`."""
+    return Path(os.environ.get("LORAPLEX_CACHE_DIR") or Path.home() / ".cache" / "loraplex")
+
+
+def available_cpus() -> int:
+    """Cores this process may use: affinity, bounded by the cgroup's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

@@ -1,0 +1,177 @@
+"""Messages between the engine's front (HTTP, tokenizer) and its core (scheduler, model), as msgpack over two zmq sockets.
+
+Times are seconds on the sender's monotonic clock unless a field says otherwise. Token counts are tokens of the base's
+tokenizer. A message is one tagged struct; the decoders below accept nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token of one request is chosen.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `seed` with `choice` and the output position decides the
+    random number of each token, so company, preemption and restarts cannot change a sample.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a request or a call failed: a slug of `errors.py`, a sentence, and when to try again."""
+
+    code: str
+    message: str
+    retry_after_s: int | None = None
+
+
+class RequestStats(msgspec.Struct, frozen=True):
+    """What one request cost: tokens, seconds in each stage, preemptions."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_s: float
+    prefill_s: float
+    load_s: float
+    decode_s: float
+    preemptions: int
+
+
+# front -> core
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """Start one generation. `digest` None is the base; `deadline_s` is seconds from now."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    digest: str | None = None
+    tenant_id: str = ""
+    deadline_s: float = 600.0
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    """End one generation now; `reason` is `abort`, or `stop` when the front saw a stop string."""
+
+    request_id: str
+    reason: str = "abort"
+
+
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
+    """Make a digest resident; with `pin` it stays until dropped. Answered when resident or failed."""
+
+    call_id: int
+    digest: str
+    pin: bool = False
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag="drop"):
+    """Drain a digest's requests, then free its slot. Answered when it is gone."""
+
+    call_id: int
+    digest: str
+
+
+class GetState(msgspec.Struct, frozen=True, tag="state"):
+    """Ask for slots, queue, KV and model facts."""
+
+    call_id: int
+
+
+class GetMetrics(msgspec.Struct, frozen=True, tag="metrics"):
+    """Ask for the core's metrics as Prometheus text."""
+
+    call_id: int
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Refuse new requests; answered when none is left."""
+
+    call_id: int
+
+
+ToCore = AddRequest | AbortRequest | LoadAdapter | DropAdapter | GetState | GetMetrics | Drain
+
+# core -> front
+
+
+class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded; these are its facts."""
+
+    name: str
+    fingerprint: str
+    weights_digest: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    num_layers: int
+    linears_per_layer: int
+    dtype: str
+    device: str
+    row_invariant: bool
+    max_loras: int
+    max_lora_rank: int
+    num_blocks: int
+    block_size: int
+
+
+class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """A start-up stage, for people who wait."""
+
+    stage: str
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The core cannot start; the message says why and what to do."""
+
+    message: str
+
+
+class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """New tokens of one request; the last event of a request has `finish` and `stats`.
+
+    `finish` is `stop`, `length`, `abort` or `error`. An EOS or stop token that ended the request is counted but not in
+    `token_ids`.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    finish: str | None = None
+    error: ErrorInfo | None = None
+    stats: RequestStats | None = None
+
+
+class TokenEvents(msgspec.Struct, frozen=True, tag="tokens"):
+    """All events of one step."""
+
+    events: list[TokenEvent]
+
+
+class Reply(msgspec.Struct, frozen=True, tag="reply"):
+    """The answer to a call."""
+
+    call_id: int
+    body: dict[str, Any] | bytes | None = None
+    error: ErrorInfo | None = None
+
+
+ToFront = CoreReady | CoreProgress | CoreFailed | TokenEvents | Reply
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_core = msgspec.msgpack.Decoder(ToCore).decode
+decode_to_front = msgspec.msgpack.Decoder(ToFront).decode
