@@ -108,3 +108,15 @@ def available_cpus() -> int:
     except (OSError, ValueError):
         return cores
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+class CoreLaunch(msgspec.Struct, frozen=True):
+    """What the front hands to the core on its standard input, as one JSON document, when it starts it."""
+
+    config: EngineConfig
+    to_core: str
+    """zmq endpoint bound by the front; the core connects a PULL socket."""
+    to_front: str
+    """zmq endpoint bound by the front; the core connects a PUSH socket."""
+    engine_key: str = ""
+    """Key for the registry's artifacts; never in arguments or environment listings."""

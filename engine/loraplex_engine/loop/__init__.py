@@ -1,0 +1,1 @@
+"""The core process: messages in, steps, events out."""

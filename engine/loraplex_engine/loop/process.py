@@ -1,0 +1,17 @@
+"""Entry of the core process: `python -m loraplex_engine core` calls `main`, which reads a CoreLaunch from stdin."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from loraplex_engine.config import CoreLaunch
+
+
+def main() -> int:
+    """Read the launch document, run the core until it drains or its front dies; returns the exit code."""
+    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=CoreLaunch)
+    from loraplex_engine.loop.core import run_core
+
+    return run_core(launch)
