@@ -1,0 +1,29 @@
+"""The tensors of one step, as the model and the ops read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from loraplex_engine.ops.lora import LoraTable, Segments
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One forward pass over T tokens of Q requests.
+
+    Rows of one request are contiguous and in position order: request q has tokens
+    [query_start[q], query_start[q + 1]).
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    cells: Tensor  # [T] int64, where each token's K and V go
+    block_tables: Tensor  # [Q, max blocks] int32, padded with 0
+    query_start: Tensor  # [Q + 1] int32
+    context_len: Tensor  # [Q] int32, positions computed including this step
+    segments: Segments | None  # None: no row has an adapter
+    table: LoraTable | None

@@ -1,0 +1,85 @@
+"""One generation in the engine.
+
+`Request` is written by the scheduler alone (tokens, progress, blocks, slot). It has no phase: a request simply has more
+tokens than computed ones, and each step catches up some of the difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from loraplex_engine.wire.messages import RequestStats, SamplingParams
+
+NO_SLOT = -1
+"""Slot of rows that use the base alone."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A generation: what was asked, what has been computed, what it holds.
+
+    `num_computed` counts tokens whose K and V lie in the request's blocks. Instants are monotonic seconds.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    digest: str | None = None
+    tenant_id: str = ""
+    deadline_at: float = float("inf")
+    arrived_at: float = 0.0
+    wants_logits: bool = False
+    """Keep the logits of every prompt position (`Engine.score`); such a request skips cached prefixes."""
+
+    output_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    slot: int = NO_SLOT
+    preemptions: int = 0
+
+    load_wait_at: float | None = None
+    load_s: float = 0.0
+    started_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that the next steps have to catch up."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Most tokens that this request can reach."""
+        return len(self.prompt_ids) + self.params.max_tokens
+
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Tokens at positions [start, stop)."""
+        num_prompt = len(self.prompt_ids)
+        if stop <= num_prompt:
+            return self.prompt_ids[start:stop]
+        if start >= num_prompt:
+            return self.output_ids[start - num_prompt : stop - num_prompt]
+        return self.prompt_ids[start:] + self.output_ids[: stop - num_prompt]
+
+    def stats(self, now: float) -> RequestStats:
+        """What the request has cost up to `now`."""
+        started_at = now if self.started_at is None else self.started_at
+        first_at = now if self.first_token_at is None else self.first_token_at
+        return RequestStats(
+            prompt_tokens=len(self.prompt_ids),
+            cached_tokens=self.num_cached,
+            completion_tokens=len(self.output_ids),
+            queue_s=max(0.0, started_at - self.arrived_at - self.load_s),
+            prefill_s=max(0.0, first_at - started_at),
+            load_s=self.load_s,
+            decode_s=max(0.0, now - first_at),
+            preemptions=self.preemptions,
+        )

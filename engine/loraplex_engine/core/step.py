@@ -1,0 +1,56 @@
+"""One step as data: what the scheduler plans, what the runner returns. The only coupling of the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loraplex_engine.core.request import Request
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """Tokens [start, start + num_tokens) of one request; `samples` when they reach its last token."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+
+    @property
+    def stop(self) -> int:
+        """First position after this row's tokens."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The rows of one forward pass, in batch order."""
+
+    rows: list[PlannedRow]
+
+    @property
+    def num_tokens(self) -> int:
+        """T, tokens in the step."""
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def num_adapters(self) -> int:
+        """Distinct digests in the step, the base not counted."""
+        return len({row.request.digest for row in self.rows if row.request.digest is not None})
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out of a plan, by request id.
+
+    `sampled` has a token for each row that samples; `invalid` the requests whose logits were not finite; `logits`
+    float32 [num_tokens, V] for rows whose request wants them.
+    """
+
+    sampled: dict[str, int]
+    invalid: frozenset[str] = frozenset()
+    logits: dict[str, Tensor] = field(default_factory=dict)

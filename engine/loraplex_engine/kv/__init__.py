@@ -1,0 +1,1 @@
+"""The paged KV cache: host bookkeeping (`pool`) and device tensors (`cache`)."""

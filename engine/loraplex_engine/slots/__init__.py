@@ -1,0 +1,1 @@
+"""Adapter slots: which digest sits where, and who needs it. No torch."""
