@@ -1,5 +1,7 @@
-"""Blocks of the KV cache. `BlockPool` is the only writer of reference counts and of the prefix index; it knows block ids
-and content hashes, never tensors or requests.
+"""Blocks of the KV cache.
+
+`BlockPool` is the only writer of reference counts and of the prefix index; it knows block ids and content hashes, never
+tensors or requests.
 
 A block is held (count above 0) or free. Free blocks form one queue, oldest first; a free block keeps its content hash,
 and can be taken back by a request with the same prefix until the queue reaches it.

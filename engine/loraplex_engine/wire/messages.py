@@ -1,4 +1,4 @@
-"""Messages between the engine's front (HTTP, tokenizer) and its core (scheduler, model), as msgpack over two zmq sockets.
+"""Messages between the engine's front (HTTP, tokenizer) and its core (scheduler, model): msgpack over two zmq sockets.
 
 Times are seconds on the sender's monotonic clock unless a field says otherwise. Token counts are tokens of the base's
 tokenizer. A message is one tagged struct; the decoders below accept nothing else.
