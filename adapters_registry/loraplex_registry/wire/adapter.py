@@ -1,0 +1,113 @@
+"""Messages about adapters: what the API shows, what artifacts say of themselves, what gateways learn of names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loraplex_registry.peft.report import Check, Report
+
+__all__ = [
+    "AdapterName",
+    "BaseName",
+    "Check",
+    "Manifest",
+    "ManifestFile",
+    "NamesDelta",
+    "Report",
+    "Target",
+    "VersionName",
+    "VersionView",
+]
+
+
+class VersionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A version as the management API shows it; `created_at` is RFC 3339 in UTC."""
+
+    tenant: str
+    adapter: str
+    version: int
+    kind: str
+    digest: str
+    state: str
+    promoted: bool
+    base_model: str
+    rank: int
+    target_modules: tuple[str, ...]
+    num_parameters: int
+    size_bytes: int
+    created_at: str
+    created_by: str
+    report: Report
+
+
+class ManifestFile(msgspec.Struct, frozen=True):
+    """One file of an artifact: its name, its size in bytes and the sha256 of its bytes in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`manifest.json` of an artifact, written last: the artifact exists once it is there."""
+
+    digest: str
+    base_fingerprint: str
+    files: tuple[ManifestFile, ...]
+    config: dict[str, Any]
+
+
+class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version number and its weight in percent."""
+
+    version: int
+    weight: int
+
+
+class VersionName(msgspec.Struct, frozen=True):
+    """What resolution needs to know of one version."""
+
+    number: int
+    digest: str
+    state: str
+    base: str
+    kind: str
+
+
+class AdapterName(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything resolution needs to know of one adapter; it replaces what was known of `adapter_id`.
+
+    `aliases` maps an alias to its targets in order of version number, `alias_ids` to the id that canary buckets hash.
+    """
+
+    adapter_id: str
+    tenant_id: str
+    tenant: str
+    name: str
+    base: str
+    is_default: bool
+    deleted: bool
+    versions: tuple[VersionName, ...]
+    aliases: dict[str, tuple[Target, ...]]
+    alias_ids: dict[str, str]
+
+
+class BaseName(msgspec.Struct, frozen=True, kw_only=True):
+    """A base model as gateways know it."""
+
+    name: str
+    accepted_names: tuple[str, ...]
+    fingerprint: str
+    weights_digest: str
+    max_lora_rank: int
+    default_context: int
+
+
+class NamesDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """All adapters and bases that changed after the epoch asked for, and the epoch they lead to."""
+
+    epoch: int
+    adapters: tuple[AdapterName, ...]
+    bases: tuple[BaseName, ...]

@@ -1,0 +1,128 @@
+"""Who is calling, as the gateway vouches for it to registry and engine: a short-lived Ed25519 token.
+
+The gateway holds the private key; the parts hold public keys and accept nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import jwt
+import msgspec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from loraplex_registry.errors import TokenError
+
+__all__ = ["ROLES", "Identity", "TokenError", "TokenSigner", "TokenVerifier", "generate_signing_key"]
+ROLES = ("tenant", "admin", "admin_readonly", "engine")
+_ALGORITHM = "EdDSA"
+_REQUIRED = ["aud", "exp", "iat", "jti"]
+_LEEWAY_S = 5
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The caller of a request; `tenant` is its own, `target_tenant` the one named in the path."""
+
+    role: str
+    tenant_id: str | None
+    tenant: str | None
+    scopes: tuple[str, ...]
+    key_id: str
+    actor: str
+    request_id: str
+    target_tenant_id: str | None = None
+    target_tenant: str | None = None
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether the caller may do everything; read-only admins may not."""
+        return self.role == "admin"
+
+    @property
+    def is_platform(self) -> bool:
+        """Whether the caller belongs to the platform and sees every tenant."""
+        return self.role in ("admin", "admin_readonly")
+
+    def has_scope(self, scope: str) -> bool:
+        """Say whether the caller may act under `scope`: admins always, read-only admins for `*:read`."""
+        if self.role == "admin":
+            return True
+        if self.role == "admin_readonly":
+            return scope.endswith(":read")
+        return scope in self.scopes
+
+
+def generate_signing_key() -> bytes:
+    """Return a new private key as PEM (PKCS8, Ed25519)."""
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _key_id(key: Ed25519PublicKey) -> str:
+    raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return base64.urlsafe_b64encode(hashlib.sha256(raw).digest()[:12]).decode()
+
+
+class TokenSigner:
+    """Signs identities with one private key."""
+
+    def __init__(self, private_pem: bytes) -> None:
+        key = serialization.load_pem_private_key(private_pem, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise TokenError("the signing key is not an Ed25519 private key in PEM")
+        self._key = key
+        self.kid = _key_id(key.public_key())
+        self.public_pem = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+
+    def sign(self, identity: Identity, audience: str, ttl_s: int = 60) -> str:
+        """Return a token for `audience` (`registry` or `engine`) that is good for `ttl_s` seconds."""
+        claims = {name: value for name, value in msgspec.to_builtins(identity).items() if value is not None}
+        now = int(time.time())
+        claims |= {"jti": claims.pop("request_id"), "aud": audience, "iat": now, "exp": now + ttl_s}
+        return jwt.encode(claims, self._key, algorithm=_ALGORITHM, headers={"kid": self.kid})
+
+
+class TokenVerifier:
+    """Verifies tokens for one audience against any of several public keys, chosen by `kid`."""
+
+    def __init__(self, public_pems: Iterable[bytes], audience: str) -> None:
+        self._audience = audience
+        self._keys: dict[str, Ed25519PublicKey] = {}
+        for pem in public_pems:
+            key = serialization.load_pem_public_key(pem)
+            if not isinstance(key, Ed25519PublicKey):
+                raise TokenError("a verify key is not an Ed25519 public key in PEM")
+            self._keys[_key_id(key)] = key
+
+    def verify(self, token: str) -> Identity:
+        """Return the identity in `token`.
+
+        Raises:
+            TokenError: It is malformed, expired, for another audience or signed by an unknown key.
+        """
+        try:
+            key = self._keys[jwt.get_unverified_header(token).get("kid", "")]
+            claims = jwt.decode(
+                token, key, [_ALGORITHM], audience=self._audience, leeway=_LEEWAY_S, options={"require": _REQUIRED}
+            )
+            return self._read(claims)
+        except (jwt.PyJWTError, KeyError, msgspec.ValidationError, TypeError) as error:
+            raise TokenError from error
+
+    @staticmethod
+    def _read(claims: dict[str, Any]) -> Identity:
+        names = set(Identity.__struct_fields__)
+        body: dict[str, Any] = {"tenant_id": None, "tenant": None}
+        body |= {name: value for name, value in claims.items() if name in names}
+        identity = msgspec.convert(body | {"request_id": claims["jti"]}, Identity)
+        if identity.role not in ROLES:
+            raise KeyError(identity.role)
+        return identity

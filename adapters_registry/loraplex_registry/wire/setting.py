@@ -1,0 +1,185 @@
+"""The one table of `LORAPLEX_*` settings of all parts, and its reader.
+
+A part reads the names that are its own; a name that is nearly one of the table is fatal, any other unknown one is
+logged. Each `X` may be given as `X_FILE`, a path to a file that holds the value.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from loraplex_registry.errors import SettingError
+
+__all__ = ["PREFIX", "SETTINGS", "Setting", "SettingError", "check_names", "read_settings"]
+PREFIX = "LORAPLEX_"
+_INJECTED_BY_KUBERNETES = re.compile(r".*_SERVICE_HOST|.*_PORT(_.*)?|.*_SERVICE_PORT(_.*)?")
+_MAX_TYPO_DISTANCE = 2
+_log = logging.getLogger(__name__)
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting: full name, the parts that read it, meaning with unit, default text.
+
+    `is_secret` values are never printed; one that is not built yet is refused by the parts that will read it.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    meaning: str
+    default: str | None = None
+    is_secret: bool = False
+    is_built: bool = True
+
+    @property
+    def key(self) -> str:
+        """The key under which `read_settings` returns it: without prefix, lower-case."""
+        return self.name.removeprefix(PREFIX).lower()
+
+
+_GATEWAY, _REGISTRY, _ENGINE, _UP, _CLIENT = "gateway", "registry", "engine", "up", "client"
+_SERVERS = (_GATEWAY, _REGISTRY, _ENGINE, _UP)
+_CONTROL = (_GATEWAY, _REGISTRY, _UP)
+
+
+def _engine_flag(name: str, meaning: str) -> Setting:
+    return Setting(f"{PREFIX}ENGINE_{name}", (_ENGINE, _UP), meaning)
+
+
+def _secret(name: str, parts: tuple[str, ...], meaning: str, default: str | None = None) -> Setting:
+    return Setting(name, parts, meaning, default, is_secret=True)
+
+
+def _later(name: str, parts: tuple[str, ...], meaning: str) -> Setting:
+    return Setting(name, parts, meaning, is_built=False)
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("LORAPLEX_URL", (_CLIENT,), "Where the command line finds the gateway", "http://127.0.0.1:8080"),
+    _secret("LORAPLEX_API_KEY", (_CLIENT,), "The key with which the command line calls"),
+    _secret("LORAPLEX_ADMIN_KEY", (_GATEWAY, _UP), "The bootstrap admin key; made on first start if absent"),
+    Setting("LORAPLEX_LISTEN", _SERVERS, "Address to listen on, HOST:PORT"),
+    Setting("LORAPLEX_PUBLIC_URL", (_GATEWAY, _UP), "The address clients use, for links"),
+    Setting("LORAPLEX_DATA_DIR", _CONTROL, "Folder of database, objects and keys of one machine"),
+    Setting(
+        "LORAPLEX_CACHE_DIR", (*_SERVERS, _CLIENT), "Machine-wide cache of bases and built code", "~/.cache/loraplex"
+    ),
+    _secret(
+        "LORAPLEX_DATABASE_URL", _CONTROL, "postgresql+psycopg://... or sqlite+aiosqlite:///..., may hold a password"
+    ),
+    Setting("LORAPLEX_OBJECT_STORE_URL", _CONTROL, "file:///FOLDER; s3://bucket/prefix?endpoint=..."),
+    _later("LORAPLEX_OBJECT_STORE_PUBLIC_URL", _CONTROL, "Host in presigned URLs"),
+    _secret("LORAPLEX_REDIS_URL", (_GATEWAY, _UP), "redis://... or memory://", "memory://"),
+    Setting("LORAPLEX_REGISTRY_URL", (_GATEWAY, _ENGINE), "Where gateway and engine find a registry of its own"),
+    Setting("LORAPLEX_POOLS", (_GATEWAY, _UP), "JSON: {name: {base|model, engines: [URL | dns+http://name:port]}}"),
+    _secret("LORAPLEX_SIGNING_KEY", (_GATEWAY, _UP), "Private Ed25519 key in PEM that signs identities"),
+    Setting(
+        "LORAPLEX_VERIFY_KEYS", (_REGISTRY, _ENGINE), "Public Ed25519 keys in PEM, one after another or as a JSON list"
+    ),
+    _secret("LORAPLEX_ENGINE_KEY", (*_CONTROL, _ENGINE), "With this engines read artifacts"),
+    _secret("LORAPLEX_KEY_PEPPER", (_GATEWAY, _UP), "Secret with which API keys are hashed"),
+    _later("LORAPLEX_SESSION_KEY", (_GATEWAY, _UP), "Secret of dashboard sessions"),
+    Setting("LORAPLEX_PARITY_GATE", _CONTROL, "required, when_available or off", "when_available"),
+    _later("LORAPLEX_CORS_ORIGINS", (_GATEWAY, _UP), "Origins that browsers may call from, with commas"),
+    _later("LORAPLEX_TRUSTED_PROXIES", (_GATEWAY, _UP), "Networks whose forwarding headers count, with commas"),
+    _later("LORAPLEX_TLS_CERT", (_GATEWAY, _UP), "Certificate file in PEM"),
+    _later("LORAPLEX_TLS_KEY", (_GATEWAY, _UP), "Key file of the certificate in PEM"),
+    _later("LORAPLEX_METRICS_LISTEN", (_GATEWAY, _UP), "Address for /metrics alone, HOST:PORT"),
+    Setting("LORAPLEX_LOG_LEVEL", _SERVERS, "debug, info, warning or error", "info"),
+    Setting("LORAPLEX_NATIVE", (_ENGINE, _UP), "0 uses the torch forms instead of compiled code", "1"),
+    Setting("LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens test routes on loopback", "0"),
+    _engine_flag("MAX_MODEL_LEN", "Longest context, tokens"),
+    _engine_flag("MAX_NUM_SEQS", "Most running requests"),
+    _engine_flag("MAX_NUM_BATCHED_TOKENS", "Most tokens in a step"),
+    _engine_flag("GPU_MEMORY_UTILIZATION", "Share of the card for the engine, 0 to 1"),
+    _engine_flag("KV_CACHE_MEMORY_BYTES", "KV cache, bytes"),
+    _engine_flag("BLOCK_SIZE", "Tokens in a KV block"),
+    _engine_flag("DTYPE", "auto, float32, bfloat16 or float16"),
+    _engine_flag("KV_CACHE_DTYPE", "auto or a dtype"),
+    _engine_flag("QUANTIZATION", "Weight quantisation"),
+    _engine_flag("ENABLE_PREFIX_CACHING", "1 or 0"),
+    _engine_flag("ENABLE_CHUNKED_PREFILL", "1 or 0"),
+    _engine_flag("TENSOR_PARALLEL_SIZE", "Cards that share the base"),
+    _engine_flag("MAX_LORAS", "Adapter slots on the device"),
+    _engine_flag("MAX_CPU_LORAS", "Adapters kept in host memory"),
+    _engine_flag("MAX_LORA_RANK", "Highest rank"),
+    _engine_flag("DEVICE", "auto, cuda or cpu"),
+    _engine_flag("ATTENTION_BACKEND", "Attention kernel"),
+    _engine_flag("ENFORCE_EAGER", "1 or 0"),
+    _engine_flag("SEED", "Seed of unseeded choices"),
+    _engine_flag("ADAPTER_LOAD_TIMEOUT", "Longest wait for an adapter, s"),
+    _engine_flag("CPU_THREADS", "Threads of the core process"),
+    _engine_flag("SERVED_MODEL_NAME", "Name under which the base is served"),
+    _engine_flag("BASE", "Folder or name of the base"),
+)
+_NAME_TO_SETTING = {setting.name: setting for setting in SETTINGS}
+
+
+def read_settings(environ: Mapping[str, str], part: str) -> dict[str, str]:
+    """Return the settings of `part` as text, keyed without prefix in lower case, defaults filled in.
+
+    A setting that is absent (or empty) and has no default has no key in the result.
+
+    Args:
+        environ: The environment.
+        part: gateway, registry, engine, up or client.
+
+    Raises:
+        SettingError: A name is a near miss of a known one or not built yet, X and X_FILE are both given, or a file
+            cannot be read.
+    """
+    check_names(environ)
+    found = {setting.key: _read(environ, setting) for setting in SETTINGS if part in setting.parts}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def check_names(environ: Mapping[str, str]) -> None:
+    """Log each unknown `LORAPLEX_*` name.
+
+    Raises:
+        SettingError: An unknown name is within two edits of a known one.
+    """
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or _is_known(name) or _INJECTED_BY_KUBERNETES.fullmatch(name):
+            continue
+        near = [known for known in _NAME_TO_SETTING if _edit_distance(name, known) <= _MAX_TYPO_DISTANCE]
+        if near:
+            raise SettingError(f"{name} is not a setting; did you mean {' or '.join(near)}?", param=name)
+        _log.warning("%s is not a setting and is ignored", name)
+
+
+def _is_known(name: str) -> bool:
+    return name in _NAME_TO_SETTING or name.removesuffix("_FILE") in _NAME_TO_SETTING
+
+
+def _read(environ: Mapping[str, str], setting: Setting) -> str | None:
+    value, path = environ.get(setting.name), environ.get(f"{setting.name}_FILE")
+    if (value or path) and not setting.is_built:
+        raise SettingError(f"{setting.name} is not supported yet; unset it", param=setting.name)
+    if value and path:
+        raise SettingError(f"give {setting.name} or {setting.name}_FILE, not both", param=setting.name)
+    if path:
+        return _read_file(setting, Path(path))
+    return value or setting.default
+
+
+def _read_file(setting: Setting, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{setting.name}_FILE cannot be read: {error}", param=setting.name) from error
+
+
+def _edit_distance(left: str, right: str) -> int:
+    """Levenshtein distance, by rows."""
+    previous = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        row = [i]
+        for j, b in enumerate(right, 1):
+            row.append(min(previous[j] + 1, row[-1] + 1, previous[j - 1] + (a != b)))
+        previous = row
+    return previous[-1]
