@@ -3,6 +3,7 @@
 EngineError
 ├── ConfigError             config_invalid
 ├── BaseUnsupportedError    base_unsupported
+├── BaseUnavailableError    base_unavailable
 ├── StartupError            does_not_start
 └── RequestError            (ends one request, never its neighbours)
     ├── QueueFullError          queue_full
@@ -38,6 +39,12 @@ class BaseUnsupportedError(EngineError):
     """This base model's architecture is not served."""
 
     code = "base_unsupported"
+
+
+class BaseUnavailableError(EngineError):
+    """The base model could not be found or fetched; pull it with `loraplex base pull SPEC`."""
+
+    code = "base_unavailable"
 
 
 class StartupError(EngineError):
