@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Make .venv ready to run and test the project. Safe to repeat: what is there already is kept.
+# PYTHON=... chooses the interpreter, TORCH_INDEX=... the package index that torch comes from.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '==> %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3.11 python3 python3.13 python3.12}; do
+    if is_recent "$candidate"; then echo "$candidate"; return; fi
+  done
+  fail "no Python 3.11 or newer found; install one, or name it: make setup PYTHON=/path/to/python3.11"
+}
+
+has_gpu() { [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null 2>&1; }
+
+# A machine whose owner has configured indexes for pip keeps exactly those.
+has_own_indexes() { .venv/bin/python -m pip config list | grep -qE "index-url|find-links|no-index"; }
+
+choose_torch() {
+  if has_gpu; then
+    say "NVIDIA GPU found: PyTorch with CUDA (several GB)"
+  else
+    say "no GPU: PyTorch for the CPU"
+    options+=(-c requirements/cpu.txt)
+    if [ -z "${TORCH_INDEX:-}" ] && ! has_own_indexes; then TORCH_INDEX=https://download.pytorch.org/whl/cpu; fi
+  fi
+  if [ -n "${TORCH_INDEX:-}" ]; then options+=(--extra-index-url "$TORCH_INDEX"); fi
+}
+
+# pip's own lines go to a log; one short line a package goes to the screen.
+install() {
+  local log=.venv/setup.log
+  if ! .venv/bin/python -m pip install --progress-bar off "${options[@]}" "$@" 2>&1 | tee "$log" |
+      grep --line-buffered -vE 'Location .* is ignored|^ |^Requirement already|^Looking in|^Obtaining|^\[notice\]' |
+      cut -c1-110; then
+    printf '\n'; tail -n 15 "$log" >&2
+    fail "pip could not install the packages (all of its output: $log)"
+  fi
+}
+
+if ! is_recent .venv/bin/python; then
+  python=$(find_python)
+  say "creating .venv with $("$python" --version)"
+  "$python" -m venv --clear .venv
+fi
+options=(-c requirements/lock.txt)
+choose_torch
+say "installing packages; from an empty cache this takes a minute or two"
+install -e '.[engine,dev]'
+say "ready: .venv/bin/loraplex --help"
