@@ -5,6 +5,20 @@ EngineError
 ├── BaseUnsupportedError    base_unsupported
 ├── BaseUnavailableError    base_unavailable
 ├── StartupError            does_not_start
+├── CallError               (a call over HTTP is refused before it runs; names the field in `param`)
+│   ├── InvalidRequestError     invalid_request_error
+│   │   ├── InvalidJsonError        invalid_json
+│   │   ├── UnsupportedParameterError   unsupported_parameter
+│   │   ├── UnknownParameterError   unknown_parameter
+│   │   └── ContextLengthError      context_length_exceeded
+│   ├── InvalidTokenError       invalid_api_key
+│   ├── ModelNotFoundError      model_not_found
+│   ├── NotFoundError           not_found
+│   ├── ConflictError           conflict
+│   ├── PayloadTooLargeError    payload_too_large
+│   ├── BodyTimeoutError        request_timeout
+│   ├── MediaTypeError          unsupported_media_type
+│   └── NotReadyError           unavailable
 └── RequestError            (ends one request, never its neighbours)
     ├── QueueFullError          queue_full
     ├── LoadTimeoutError        adapter_loading
@@ -12,6 +26,8 @@ EngineError
     ├── DigestMismatchError     digest_mismatch
     ├── OutputInvalidError      adapter_output_invalid
     ├── TooLargeForCacheError   context_length_exceeded
+    ├── DeadlineError           deadline_exceeded
+    ├── ReplicaFailedError      replica_failed
     └── DrainingError           draining
 
 The slug `code` is what the API answers as `error.code`; the server maps it to a status.
@@ -66,6 +82,12 @@ class QueueFullError(RequestError):
     retry_after_s = 1
 
 
+class DeadlineError(RequestError):
+    """The request took longer than its x-request-timeout."""
+
+    code = "deadline_exceeded"
+
+
 class LoadTimeoutError(RequestError):
     """The adapter did not finish loading in time; try again in a moment."""
 
@@ -104,3 +126,98 @@ class DrainingError(RequestError):
 
     code = "draining"
     retry_after_s = 5
+
+
+class ReplicaFailedError(RequestError):
+    """The engine's core stopped while it worked on this request; send the request again."""
+
+    code = "replica_failed"
+
+
+class CallError(EngineError):
+    """The call was refused; the message says why."""
+
+    retry_after_s: int | None = None
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidRequestError(CallError):
+    """The request is not valid; the message names the field."""
+
+    code = "invalid_request_error"
+
+
+class InvalidJsonError(InvalidRequestError):
+    """The body is not one strict JSON object in UTF-8; check what was sent."""
+
+    code = "invalid_json"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """This parameter is known but not supported here; leave it out."""
+
+    code = "unsupported_parameter"
+
+
+class UnknownParameterError(InvalidRequestError):
+    """Nobody knows this parameter; check its spelling."""
+
+    code = "unknown_parameter"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and answer together are longer than the model's context; shorten one of them."""
+
+    code = "context_length_exceeded"
+
+
+class InvalidTokenError(CallError):
+    """The identity token is missing, expired or not signed by a known key; send the request through the gateway."""
+
+    code = "invalid_api_key"
+
+
+class ModelNotFoundError(CallError):
+    """This engine serves no such model; name its base or the digest of an adapter version."""
+
+    code = "model_not_found"
+
+
+class NotFoundError(CallError):
+    """There is no such thing here; check the path and the id."""
+
+    code = "not_found"
+
+
+class ConflictError(CallError):
+    """The current state does not allow this; the message says what stands in the way."""
+
+    code = "conflict"
+
+
+class PayloadTooLargeError(CallError):
+    """The body is larger than 4 MiB; send a shorter request."""
+
+    code = "payload_too_large"
+
+
+class BodyTimeoutError(CallError):
+    """The body did not arrive in time; send it without pauses."""
+
+    code = "request_timeout"
+
+
+class MediaTypeError(CallError):
+    """The content type is not understood here; send application/json."""
+
+    code = "unsupported_media_type"
+
+
+class NotReadyError(CallError):
+    """The engine is still loading its base model; try again in a moment."""
+
+    code = "unavailable"
+    retry_after_s = 2

@@ -1,0 +1,219 @@
+"""The bodies of the OpenAI routes as types: what the engine accepts and answers, field by field.
+
+A request field that is absent here is either refused or has one neutral value that is accepted (`server/field.py`).
+Nulls are dropped before a body is converted, so an absent field and a null one are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 16
+MAX_STOPS = 16
+MAX_STOP_CHARS = 128
+MAX_METADATA = 16
+
+
+class TextPart(msgspec.Struct, forbid_unknown_fields=True):
+    """One part of a message's content."""
+
+    text: str
+    type: Literal["text"]
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """What a stream carries beside the text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """The fields that both generation routes share; ranges are checked in `server/field.py`."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    n: int = 1
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """POST /v1/completions; a prompt is text or token ids, and a list of either is several prompts."""
+
+    prompt: str | list[Any]
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/tokenize: `prompt` or `messages`, tokenised as the generation route of that field would."""
+
+    model: str
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class TokenizeResponse(msgspec.Struct):
+    """The ids of a prompt, and how many the model can take."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """How much of the prompt came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens of one request over all its choices; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ChatMessage(msgspec.Struct):
+    """The model's message."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    logprobs: None = None
+
+
+class ChatResponse(msgspec.Struct):
+    """The answer to a chat that was not streamed."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    """What one chunk adds to a message."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class ChatChunk(msgspec.Struct, omit_defaults=True):
+    """One event of a streamed chat; `usage` only in the last one, and only if asked for."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    object: str = msgspec.field(default_factory=lambda: "chat.completion.chunk")
+    usage: Usage | None = None
+
+
+class CompletionChoice(msgspec.Struct):
+    """One answer, or one chunk's part of it."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: None = None
+
+
+class Completion(msgspec.Struct, omit_defaults=True):
+    """The answer to a completion, and each event of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    object: str = msgspec.field(default_factory=lambda: "text_completion")
+    usage: Usage | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """What went wrong: a sentence, its class, the field, the slug."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(msgspec.Struct):
+    """The one shape of every error."""
+
+    error: ErrorBody
+
+
+class ModelCard(msgspec.Struct):
+    """One entry of /v1/models on an engine: its base, or a resident adapter by digest."""
+
+    id: str
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    object: str = "model"
+
+
+class ModelList(msgspec.Struct):
+    """GET /v1/models."""
+
+    data: list[ModelCard]
+    object: str = "list"
