@@ -1,0 +1,76 @@
+"""The checks that one judgement has gathered so far.
+
+`check_adapter` makes one `Findings` per adapter and hands it to each rule; the rules are its only writers. It keeps the
+report short: at most `MAX_PER_NAME` findings under one check name, then a count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from loraplex_registry.peft.errors import AdapterFileError
+from loraplex_registry.peft.report import Check, Verdict
+
+MAX_PER_NAME = 20
+MAX_SHOWN = 80
+
+
+def show(value: Any) -> str:
+    """A value as a message may hold it: its literal, printable ASCII, at most `MAX_SHOWN` characters.
+
+    Numbers of thousands of digits are not turned into text at all.
+    """
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a number of more than 40 digits"
+    text = ascii(value) if isinstance(value, str) else ascii(value).replace("None", "null")
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def listed(names: list[str] | tuple[str, ...], limit: int = 8) -> str:
+    """Names joined for a message, at most `limit` of them."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}..." for name in names[:limit]) + more
+
+
+class Findings:
+    """Gathers checks; a rule that found nothing says so with `settle`."""
+
+    def __init__(self) -> None:
+        self._checks: list[Check] = []
+        self._count: Counter[tuple[str, str]] = Counter()
+
+    def fail(self, name: str, message: str, subject: str) -> None:
+        """Record that `subject` breaks the check `name`."""
+        self._add(name, "fail", message, subject)
+
+    def warn(self, name: str, message: str, subject: str) -> None:
+        """Record something a team should see but that does not refuse the adapter."""
+        self._add(name, "warn", message, subject)
+
+    def fail_with(self, error: AdapterFileError) -> None:
+        """Record what a reader raised."""
+        self.fail(error.check, error.message, error.subject)
+
+    def settle(self, *names: str) -> None:
+        """Record a pass for each named check that has no finding."""
+        for name in names:
+            if not any(check.name == name for check in self._checks):
+                self._checks.append(Check(name, "pass"))
+
+    def has_failed(self, *names: str) -> bool:
+        """Whether one of the named checks failed; without names, whether any did."""
+        return any(check.verdict == "fail" and (not names or check.name in names) for check in self._checks)
+
+    def checks(self) -> list[Check]:
+        """All checks, with one line for those left out."""
+        return self._checks + [
+            Check(name, verdict, f"{count - MAX_PER_NAME} more findings of this kind are left out.")  # type: ignore[arg-type]
+            for (name, verdict), count in self._count.items()
+            if count > MAX_PER_NAME
+        ]
+
+    def _add(self, name: str, verdict: Verdict, message: str, subject: str) -> None:
+        self._count[name, verdict] += 1
+        if self._count[name, verdict] <= MAX_PER_NAME:
+            self._checks.append(Check(name, verdict, message, subject[:512]))
