@@ -1,0 +1,145 @@
+"""Where the kernels find the weights of each slot: pointers, ranks and scalings per (slot, layer, group, slice).
+
+`LoraTable` is written by the bank only (`set_module`, `clear`) and read by the LoRA kernels; it keeps the tensors it
+points to alive. Persistent for the life of the engine, so a captured graph may hold it. Knows no digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""Linears that run as one matrix product, with their slices in the order of the output columns."""
+
+GROUP_INDEX: Mapping[str, int] = {group: index for index, group in enumerate(GROUPS)}
+MAX_SLICES = max(len(slices) for slices in GROUPS.values())
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """Features of one group of linears."""
+
+    in_features: int
+    out_features: tuple[int, ...]
+    """One entry per slice, in column order."""
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First output column of each slice."""
+        return tuple(sum(self.out_features[:i]) for i in range(len(self.out_features)))
+
+
+@dataclass(frozen=True)
+class LoraModule:
+    """One module of one adapter as the kernels use it."""
+
+    a: Tensor
+    """[r, K]"""
+    b: Tensor
+    """[r, O]"""
+    scaling: float
+
+    @property
+    def rank(self) -> int:
+        """R of this module alone."""
+        return self.a.shape[0]
+
+
+class LoraTable:
+    """Weights of every slot, for every layer, group and slice."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        num_layers: int,
+        shapes: Mapping[str, GroupShape],
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Make an empty table.
+
+        Args:
+            num_slots: N.
+            num_layers: L.
+            shapes: features of every group in `GROUPS`.
+            max_rank: the largest rank that `set_module` will be given; fixes the width of shrink's result.
+            dtype: dtype of all A and B, the model's.
+            device: where A and B live.
+        """
+        assert set(shapes) == set(GROUPS), "a shape for every group"
+        self.shapes = dict(shapes)
+        self.num_slots = num_slots
+        self.max_rank = max_rank
+        self.dtype = dtype
+        cells = (num_slots, num_layers, len(GROUPS), MAX_SLICES)
+        self.entries = torch.zeros((*cells, 3), dtype=torch.int64, device=device)
+        """[N, L, 4, 3, 3] int64: address of A, address of B, rank; rank 0 where the slot has no module."""
+        self.scalings = torch.full(cells, torch.nan, dtype=torch.float32, device=device)
+        """[N, L, 4, 3] float32; NaN where the slot has no module."""
+        self.occupied = torch.zeros(num_slots, dtype=torch.int8, device=device)
+        """[N] int8: 1 where the slot holds an adapter. A row that names another slot is an error, never a base row."""
+        self._modules: list[dict[tuple[int, str, int], LoraModule]] = [{} for _ in range(num_slots)]
+
+    def set_module(
+        self, slot: int, layer: int, group: str, slice_index: int, a: Tensor, b: Tensor, scaling: float
+    ) -> None:
+        """Point (slot, layer, group, slice) at an adapter's matrices; the table keeps them alive.
+
+        Args:
+            slot: in [0, N).
+            layer: in [0, L).
+            group: key of `GROUPS`.
+            slice_index: index into `GROUPS[group]`.
+            a: [r, K] contiguous, 1 <= r <= max_rank.
+            b: [r, O of the slice] contiguous (transposed with respect to the file).
+            scaling: the module's own factor.
+        """
+        self._check_matrices(group, slice_index, a, b)
+        row = (slot, layer, GROUP_INDEX[group], slice_index)
+        self._modules[slot][layer, group, slice_index] = LoraModule(a, b, scaling)
+        self.entries[row] = torch.tensor([a.data_ptr(), b.data_ptr(), a.shape[0]], dtype=torch.int64)
+        self.scalings[row] = scaling
+        self.occupied[slot] = 1
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot and let go of its tensors. No step that uses the slot may be running."""
+        self.entries[slot] = 0
+        self.scalings[slot] = torch.nan
+        self.occupied[slot] = 0
+        self._modules[slot] = {}
+
+    def find_module(self, slot: int, layer: int, group: str, slice_index: int) -> LoraModule | None:
+        """The module at a place, None where the adapter does not target it.
+
+        Raises:
+            IndexError: the slot is empty.
+        """
+        modules = self._modules[slot]
+        if not modules:
+            raise IndexError(f"slot {slot} is empty; a row must never point to it")
+        return modules.get((layer, group, slice_index))
+
+    def width(self, group: str) -> int:
+        """Columns of shrink's result for a group: `max_rank` for each slice."""
+        return len(GROUPS[group]) * self.max_rank
+
+    def _check_matrices(self, group: str, slice_index: int, a: Tensor, b: Tensor) -> None:
+        shape = self.shapes[group]
+        rank = a.shape[0]
+        assert 1 <= rank <= self.max_rank, f"rank {rank} is outside 1..{self.max_rank}"
+        assert a.shape == (rank, shape.in_features), f"A of {group}[{slice_index}] has shape {tuple(a.shape)}"
+        assert b.shape == (rank, shape.out_features[slice_index]), f"B of {group}[{slice_index}]: {tuple(b.shape)}"
+        for matrix in (a, b):
+            assert matrix.dtype is self.dtype, f"{matrix.dtype} in a table of {self.dtype}"
+            assert matrix.device == self.entries.device, f"a matrix on {matrix.device}"
+            assert matrix.is_contiguous(), "A and B must be contiguous"
