@@ -1,0 +1,1 @@
+"""The registry's rows, how they are reached, and how the schema moves; knows no rules about adapters."""

@@ -1,0 +1,62 @@
+"""Column types that mean the same on SQLite and Postgres, and the declarative base of the registry's tables."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from loraplex_registry.wire.ids import new_uuid
+from loraplex_registry.wire.naming import METADATA_NAMING
+
+
+class UtcDateTime(sa.TypeDecorator[datetime]):
+    """An aware instant in UTC, also where the database (SQLite) forgets the zone."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        """Store in UTC; a naive instant is a mistake of ours."""
+        if value is None:
+            return None
+        assert value.tzinfo is not None, "instants are aware"
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:  # noqa: ARG002
+        """Return an aware instant."""
+        if value is None:
+            return None
+        found: datetime = value
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+Json = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+JsonList = Annotated[list[Any], mapped_column(Json)]
+JsonDict = Annotated[dict[str, Any], mapped_column(Json)]
+Key = Annotated[uuid.UUID, mapped_column(sa.Uuid, primary_key=True, default=new_uuid)]
+Instant = Annotated[datetime, mapped_column(UtcDateTime, default=lambda: datetime.now(UTC))]
+Name = Annotated[str, mapped_column(sa.String(63))]
+PublicId = Annotated[str, mapped_column(sa.String(40))]
+Actor = Annotated[str, mapped_column(sa.String(200))]
+Digest = Annotated[str, mapped_column(sa.String(71))]
+Big = Annotated[int, mapped_column(sa.BigInteger)]
+
+
+def digest_is_valid(column: str) -> sa.CheckConstraint:
+    """A CHECK that `column` is `sha256:` and 64 lower-case hex digits, in SQL that both dialects know."""
+    return sa.CheckConstraint(
+        f"length({column}) = 71 AND substr({column}, 1, 7) = 'sha256:' "
+        f"AND ltrim(substr({column}, 8), '0123456789abcdef') = ''",
+        name=f"{column}_format",
+    )
+
+
+class Row(DeclarativeBase):
+    """Base of the registry's tables."""
+
+    metadata = sa.MetaData(naming_convention=METADATA_NAMING)
