@@ -5,6 +5,7 @@ EngineError
 ├── BaseUnsupportedError    base_unsupported
 ├── BaseUnavailableError    base_unavailable
 ├── StartupError            does_not_start
+├── UnreachableError        no_replica      (raised in the gateway by the engine's client)
 ├── CallError               (a call over HTTP is refused before it runs; names the field in `param`)
 │   ├── InvalidRequestError     invalid_request_error
 │   │   ├── InvalidJsonError        invalid_json
@@ -67,6 +68,12 @@ class StartupError(EngineError):
     """The engine cannot start with these settings on this machine."""
 
     code = "does_not_start"
+
+
+class UnreachableError(EngineError):
+    """No connection to this engine; it has seen nothing of the request, so another replica may take it."""
+
+    code = "no_replica"
 
 
 class RequestError(EngineError):
