@@ -67,6 +67,11 @@ def check_config(config: EngineConfig) -> EngineConfig:
         value = getattr(config, name)
         if not low <= value <= high:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be from {low} to {high}.")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"--max-num-batched-tokens is {config.max_num_batched_tokens}, but must be at least --max-num-seqs "
+            f"({config.max_num_seqs}), so that every running request gets its next token."
+        )
     if config.max_cpu_loras and config.max_cpu_loras < config.max_loras:
         raise ConfigError(
             f"--max-cpu-loras is {config.max_cpu_loras}, but must be at least --max-loras ({config.max_loras})."

@@ -36,6 +36,7 @@ class Request:
     num_cached: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
     slot: int = NO_SLOT
     preemptions: int = 0
 

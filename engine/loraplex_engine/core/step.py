@@ -48,9 +48,10 @@ class StepResult:
     """What came out of a plan, by request id.
 
     `sampled` has a token for each row that samples; `invalid` the requests whose logits were not finite; `logits`
-    float32 [num_tokens, V] for rows whose request wants them.
+    float32 [num_tokens, V] for rows whose request wants them; `num_base_gemms` the matrix products that the layers made.
     """
 
     sampled: dict[str, int]
     invalid: frozenset[str] = frozenset()
     logits: dict[str, Tensor] = field(default_factory=dict)
+    num_base_gemms: int = 0

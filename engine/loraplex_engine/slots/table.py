@@ -23,12 +23,13 @@ class SlotState(Enum):
 
 @dataclass(slots=True)
 class Slot:
-    """One slot: its digest, state, pins and the order in which it was last used."""
+    """One slot: its digest, state and pins; `assigned_at` and `used_at` count acts of the table, not time."""
 
     state: SlotState = SlotState.EMPTY
     digest: str | None = None
     num_pins: int = 0
     keep: bool = False
+    assigned_at: int = 0
     used_at: int = 0
 
 
@@ -63,7 +64,8 @@ class SlotTable:
         if slot.digest is not None:
             del self._digest_to_slot[slot.digest]
             self.num_evictions += 1
-        self.slots[slot_id] = Slot(SlotState.LOADING, digest, used_at=self._tick())
+        now = self._tick()
+        self.slots[slot_id] = Slot(SlotState.LOADING, digest, assigned_at=now, used_at=now)
         self._digest_to_slot[digest] = slot_id
         return slot_id
 

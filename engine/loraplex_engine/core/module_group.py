@@ -1,0 +1,31 @@
+"""How a layer's modules are fused: one matrix product and two LoRA launches per group, one slice per module.
+
+The order of slices is the order of columns in the group's output.
+"""
+
+from __future__ import annotations
+
+import re
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+GROUP_NAMES = tuple(GROUPS)
+MAX_SLICES = max(len(modules) for modules in GROUPS.values())
+
+_MODULE_TO_PLACE = {
+    module: (GROUP_NAMES.index(group), slice_id)
+    for group, modules in GROUPS.items()
+    for slice_id, module in enumerate(modules)
+}
+_PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)")
+
+
+def find_place(path: str) -> tuple[int, int, int] | None:
+    """Layer, group and slice of a module path such as `model.layers.0.self_attn.q_proj`; None if it has no place."""
+    match = _PATH.fullmatch(path)
+    place = _MODULE_TO_PLACE.get(match[2]) if match else None
+    return (int(match[1]), *place) if match and place else None

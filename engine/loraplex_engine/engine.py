@@ -1,0 +1,201 @@
+"""The engine: one base model, many adapters, one forward pass. `step` is the architecture; everything else prepares it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from loraplex_engine.core.request import Request
+from loraplex_engine.core.step import StepPlan, StepResult
+from loraplex_engine.errors import EngineError, RequestError
+from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.lora.packed import LoadDone, LoadFailed
+from loraplex_engine.lora.residency import Residency
+from loraplex_engine.metrics import EngineMetrics, EngineSnapshot
+from loraplex_engine.runner import ModelRunner
+from loraplex_engine.scheduling.scheduler import Scheduler
+from loraplex_engine.slots.table import SlotState
+from loraplex_engine.wire.messages import CoreReady, TokenEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_SCORE_POLL_S = 0.005
+
+
+class Engine:
+    """Scheduler, adapters and model runner of one process; not thread-safe, driven by one loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        residency: Residency,
+        pool: BlockPool,
+        runner: ModelRunner,
+        metrics: EngineMetrics,
+        facts: CoreReady,
+    ) -> None:
+        self.scheduler = scheduler
+        self.residency = residency
+        self.pool = pool
+        self.facts = facts
+        self.metrics = metrics
+        self._runner = runner
+        self._scored: dict[str, list[Tensor]] = {}
+        metrics.watch(self.snapshot)
+
+    def step(self) -> list[TokenEvent]:
+        """Advance every request that can run by some tokens; returns what to tell their clients."""
+        started_at = time.monotonic()
+        events = self._settle_waits()
+        plan = self.scheduler.schedule()
+        if plan.rows:
+            result = self._runner.execute(plan)
+            self._keep_scores(result)
+            events += self.scheduler.update(plan, result)
+            self._observe_step(plan, result, time.monotonic() - started_at)
+        self._observe_ends(events)
+        return events
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self.scheduler.waiting or self.scheduler.running)
+
+    @property
+    def has_running(self) -> bool:
+        """Whether the next step is sure to compute something."""
+        return bool(self.scheduler.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it is answered by the events of later steps.
+
+        Raises:
+            RequestError: It can never run, or its adapter lately failed to load.
+        """
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str, reason: str = "abort") -> TokenEvent | None:
+        """End a request now; its blocks and its hold on a slot are free when this returns."""
+        event = self.scheduler.abort(request_id, reason)
+        if event is not None:
+            self._observe_ends([event])
+        return event
+
+    def score(self, requests: Sequence[Request]) -> list[Tensor]:
+        """Logits of every prompt position of each request, through the same scheduler, batch and kernels as serving.
+
+        Args:
+            requests: with `wants_logits` set; run beside whatever else the engine has.
+
+        Returns:
+            float32 [prompt length, V] per request.
+
+        Raises:
+            EngineError: A request failed; the message says why.
+        """
+        for request in requests:
+            assert request.wants_logits
+            self._scored[request.request_id] = []
+            self.add(request)
+        pending = {request.request_id for request in requests}
+        while pending:
+            events = [event for event in self.step() if event.request_id in pending and event.finish]
+            for event in events:
+                if event.error is not None:
+                    raise EngineError(event.error.message)
+                pending.discard(event.request_id)
+            if not events and not self.has_running:
+                time.sleep(_SCORE_POLL_S)
+        return [_join(self._scored.pop(request.request_id)) for request in requests]
+
+    def state(self) -> dict[str, Any]:
+        """Facts of the moment for `GET /internal/state`."""
+        slots = [
+            {"slot": i, "state": s.state.value, "digest": s.digest, "pins": s.num_pins, "keep": s.keep}
+            for i, s in enumerate(self.residency.slots.slots)
+        ]
+        return {
+            "slots": slots,
+            "host": list(self.residency.host_digests),
+            "loading": list(self.residency.loading_digests),
+            "waiting": len(self.scheduler.waiting),
+            "running": len(self.scheduler.running),
+            "kv": {
+                "num_blocks": self.pool.num_blocks,
+                "num_free": self.pool.num_free,
+                "block_size": self.pool.block_size,
+            },
+            "preemptions": self.scheduler.num_preemptions,
+        }
+
+    def snapshot(self) -> EngineSnapshot:
+        """The gauges and totals of the moment, for a scrape."""
+        scheduler, slots = self.scheduler, self.residency.slots
+        return EngineSnapshot(
+            kv_usage_ratio=self.pool.usage_ratio,
+            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.running),
+            num_preemptions=scheduler.num_preemptions,
+            num_prefix_queries=scheduler.num_prefix_queries,
+            num_prefix_hits=scheduler.num_prefix_hits,
+            state_to_slots={state.value: sum(s.state is state for s in slots.slots) for state in SlotState},
+            tier_to_adapters={
+                "slot": sum(slot.digest is not None for slot in slots.slots),
+                "host": len(self.residency.host_digests),
+            },
+            tier_to_evictions={"slot": slots.num_evictions, "host": self.residency.num_host_evictions},
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that nothing held is lost and nothing lost is held; called when idle, and by tests after each act."""
+        self.scheduler.check_integrity()
+
+    def _settle_waits(self) -> list[TokenEvent]:
+        """Take in finished loads and end requests whose time is over."""
+        events = []
+        for digest in self.residency.poll():
+            error = self.residency.find_failure(digest)
+            if error is not None:
+                events += self.scheduler.fail_waiting(digest, error)
+        return events + self.scheduler.expire()
+
+    def _keep_scores(self, result: StepResult) -> None:
+        for request_id, logits in result.logits.items():
+            self._scored[request_id].append(logits)
+
+    def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        self.metrics.step_s.observe(seconds)
+        self.metrics.step_tokens.observe(plan.num_tokens)
+        self.metrics.step_adapters.observe(plan.num_adapters)
+        self.metrics.base_gemms.inc(result.num_base_gemms)
+        for gap_s in self.scheduler.take_token_gaps():
+            self.metrics.inter_token_s.observe(gap_s)
+
+    def _observe_ends(self, events: list[TokenEvent]) -> None:
+        for event in events:
+            if event.stats is not None and event.stats.completion_tokens:
+                stats = event.stats
+                first_s = stats.queue_s + stats.load_s + stats.prefill_s
+                self.metrics.queue_s.observe(stats.queue_s)
+                self.metrics.prefill_s.observe(stats.prefill_s)
+                self.metrics.ttft_s.observe(first_s)
+                self.metrics.request_s.observe(first_s + stats.decode_s)
+
+
+def observe_load(metrics: EngineMetrics, result: LoadDone | LoadFailed) -> None:
+    """Count a load and the seconds of its stages."""
+    if isinstance(result, LoadFailed):
+        metrics.loads.labels("failed", result.stage).inc()
+        return
+    metrics.loads.labels("ok", "pack").inc()
+    for stage, seconds in (("fetch", result.fetch_s), ("verify", result.verify_s), ("pack", result.pack_s)):
+        metrics.load_s.labels(stage).observe(seconds)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(parts)

@@ -1,0 +1,149 @@
+"""The core's loop: messages in, steps, events out. One thread; between steps it hears everything that has arrived.
+
+Knows sockets and the engine, nothing of HTTP or text. Idle, it sleeps on its sockets.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from loraplex_engine.config import CoreLaunch
+from loraplex_engine.core.request import Request
+from loraplex_engine.engine import Engine
+from loraplex_engine.errors import EngineError, RequestError
+from loraplex_engine.loop.assembly import build_engine
+from loraplex_engine.loop.calls import AdapterCalls
+from loraplex_engine.wire import messages as wire
+
+_log = logging.getLogger(__name__)
+_MAX_IDLE_MS = 200
+_WAITING_MS = 10
+
+
+def run_core(launch: CoreLaunch) -> int:
+    """Build the engine, tell the front, and serve until told to drain or until the front is gone.
+
+    Returns:
+        The exit code: 0, or 3 when the engine cannot start.
+    """
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(launch.to_core)
+    outbox.connect(launch.to_front)
+
+    def send(message: wire.ToFront) -> None:
+        outbox.send(wire.encode(message))
+
+    try:
+        engine, loader_socket = build_engine(
+            launch.config, launch.engine_key, lambda stage: send(wire.CoreProgress(stage))
+        )
+    except (EngineError, MemoryError, OSError) as error:
+        send(wire.CoreFailed(str(error) or type(error).__name__))
+        outbox.close(linger=2000)
+        return 3
+    send(engine.facts)
+    CoreLoop(engine, inbox, send, wake_sockets=[loader_socket]).run()
+    return 0
+
+
+class CoreLoop:
+    """Drives one engine from one inbox."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        inbox: zmq.Socket[bytes],
+        send: Callable[[wire.ToFront], None],
+        wake_sockets: list[zmq.Socket[bytes]],
+    ) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._send = send
+        self._calls = AdapterCalls(engine.residency)
+        self._drain_calls: list[int] = []
+        self._poller = zmq.Poller()
+        for socket in (inbox, *wake_sockets):
+            self._poller.register(socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Serve for ever; the process ends with its parent."""
+        while True:
+            self.turn()
+
+    def turn(self) -> None:
+        """Hear what has arrived, make one step, tell what came of it."""
+        self._hear(self._patience_ms())
+        events = self._engine.step()
+        if events:
+            self._send(wire.TokenEvents(events))
+        for reply in self._calls.settle():
+            self._send(reply)
+        if self._drain_calls and not self._engine.has_requests:
+            for call_id in self._drain_calls:
+                self._send(wire.Reply(call_id, {"drained": True}))
+            self._drain_calls.clear()
+
+    def _patience_ms(self) -> int:
+        """How long to sleep for want of work; the sockets wake it earlier."""
+        if self._engine.has_running:
+            return 0
+        return _WAITING_MS if self._engine.has_requests or self._calls.is_pending else _MAX_IDLE_MS
+
+    def _hear(self, patience_ms: int) -> None:
+        self._poller.poll(patience_ms)
+        events: list[wire.TokenEvent] = []
+        while self._inbox.poll(0):
+            event = self._handle(wire.decode_to_core(self._inbox.recv()))
+            if event is not None:
+                events.append(event)
+        if events:
+            self._send(wire.TokenEvents(events))
+
+    def _handle(self, message: wire.ToCore) -> wire.TokenEvent | None:
+        match message:
+            case wire.AddRequest():
+                return self._add(message)
+            case wire.AbortRequest():
+                return self._engine.abort(message.request_id, message.reason)
+            case wire.LoadAdapter():
+                self._calls.load(message)
+            case wire.DropAdapter():
+                self._calls.drop(message)
+            case wire.Drain():
+                self._engine.scheduler.is_draining = True
+                self._drain_calls.append(message.call_id)
+            case _:
+                self._send(self._answer(message))
+        return None
+
+    def _add(self, message: wire.AddRequest) -> wire.TokenEvent | None:
+        request = Request(
+            message.request_id,
+            message.prompt_ids,
+            message.params,
+            message.digest,
+            message.tenant_id,
+            deadline_at=time.monotonic() + message.deadline_s,
+        )
+        try:
+            self._engine.add(request)
+        except RequestError as error:
+            info = wire.ErrorInfo(error.code, str(error), error.retry_after_s)
+            return wire.TokenEvent(message.request_id, [], "error", info, request.stats(time.monotonic()))
+        return None
+
+    def _answer(self, message: wire.GetState | wire.GetMetrics) -> wire.Reply:
+        try:
+            body: dict[str, Any] | bytes
+            body = self._engine.state() if isinstance(message, wire.GetState) else self._engine.metrics.to_text()
+        except Exception as error:  # noqa: BLE001 - a failed look must not end the requests
+            _log.error("cannot answer %s: %s", type(message).__name__, traceback.format_exc())
+            return wire.Reply(message.call_id, error=wire.ErrorInfo("internal_error", type(error).__name__))
+        return wire.Reply(message.call_id, body)

@@ -1,0 +1,109 @@
+"""Verified adapter files on disk, by digest: the cache between the registry and host memory.
+
+`AdapterDisk` is the only writer of `CACHE/adapters`. A folder appears by one rename after its canonical digest was
+recomputed; what a former process left there is verified again before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraplex_engine.errors import DigestMismatchError
+from loraplex_registry.peft.check import check_adapter
+from loraplex_registry.peft.spec import AdapterPlan, BaseSpec
+from loraplex_registry.wire.client import ArtifactClient
+from loraplex_registry.wire.digest import artifact_path
+
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedAdapter:
+    """An adapter whose bytes were proven to have its digest; seconds spent on it."""
+
+    plan: AdapterPlan
+    weights: Path
+    fetch_s: float
+    verify_s: float
+
+
+class AdapterDisk:
+    """Adapter files by digest, fetched on demand."""
+
+    def __init__(self, root: Path, base: BaseSpec, client: ArtifactClient | None) -> None:
+        self._root = root
+        self._base = base
+        self._client = client
+        self._verified: dict[str, AdapterPlan] = {}
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def get(self, digest: str) -> VerifiedAdapter:
+        """Return the verified adapter, fetching it if it is not here; a copy that fails is fetched once more.
+
+        Raises:
+            DigestMismatchError: The registry's bytes do not have this digest, or the base refuses them.
+            ArtifactError: The registry does not answer or has no such artifact.
+        """
+        folder = self._root / artifact_path(digest)
+        for is_last in (False, True):
+            fetch_s = self._fetch(digest, folder)
+            started_at = time.monotonic()
+            try:
+                plan = self._verify(digest, folder)
+            except DigestMismatchError:
+                shutil.rmtree(folder, ignore_errors=True)
+                if is_last:
+                    raise
+                continue
+            return VerifiedAdapter(plan, folder / _FILES[1], fetch_s, time.monotonic() - started_at)
+        raise AssertionError("unreachable")
+
+    def _fetch(self, digest: str, folder: Path) -> float:
+        if all((folder / name).is_file() for name in _FILES):
+            return 0.0
+        if self._client is None:
+            raise DigestMismatchError(
+                "This engine has no registry to fetch adapters from; start it with --registry-url."
+            )
+        started_at = time.monotonic()
+        self._verified.pop(digest, None)
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=self._root, prefix=".fetch-") as temporary:
+            target = Path(temporary) / "files"
+            target.mkdir(mode=0o700)
+            for name in _FILES:
+                self._client.fetch_file(digest, name, target / name)
+                _sync(target / name)
+            self._verified[digest] = self._check(digest, target)
+            shutil.rmtree(folder, ignore_errors=True)
+            target.rename(folder)
+        _sync(folder.parent)
+        return time.monotonic() - started_at
+
+    def _verify(self, digest: str, folder: Path) -> AdapterPlan:
+        if digest not in self._verified:
+            self._verified[digest] = self._check(digest, folder)
+        return self._verified[digest]
+
+    def _check(self, digest: str, folder: Path) -> AdapterPlan:
+        # the registry has judged the base's name, perhaps overruled by an admin; the digest binds its fingerprint
+        report, plan = check_adapter({name: folder / name for name in _FILES}, self._base, forced_base=True)
+        if plan is None:
+            reasons = "; ".join(check.message for check in report.checks if check.verdict == "fail")
+            raise DigestMismatchError(f"The adapter {digest} does not fit this base: {reasons}")
+        if plan.digest != digest:
+            raise DigestMismatchError(f"The registry's bytes for {digest} have the digest {plan.digest}.")
+        return plan
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,111 @@
+"""The packed form of an adapter: one buffer at exact ranks, and where each module's A and B lie in it.
+
+Written by the loader process, mapped by the core. A is [rank, in_features], B is stored [rank, out_features], both
+contiguous in the model's dtype, each starting at a multiple of 64 bytes. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+ALIGNMENT = 64
+"""Bytes; a cache line, and enough for the widest vector loads."""
+
+
+class PackedModule(msgspec.Struct, frozen=True, array_like=True):
+    """One module of a packed adapter; starts are byte offsets."""
+
+    layer: int
+    group: int
+    slice_id: int
+    rank: int
+    scaling: float
+    in_features: int
+    out_features: int
+    a_start: int
+    b_start: int
+
+
+class LoadJob(msgspec.Struct, frozen=True, tag="job"):
+    """Ask the loader for a digest."""
+
+    digest: str
+
+
+class LoadDone(msgspec.Struct, frozen=True, tag="done"):
+    """The adapter lies packed in the file `path`; seconds of each stage."""
+
+    digest: str
+    path: str
+    num_bytes: int
+    rank: int
+    modules: tuple[PackedModule, ...]
+    fetch_s: float
+    verify_s: float
+    pack_s: float
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The adapter could not be loaded; `is_content` says that its bytes are to blame, not the surroundings."""
+
+    digest: str
+    stage: str
+    code: str
+    message: str
+    is_content: bool
+
+
+LoadResult = LoadDone | LoadFailed
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PackedAdapter:
+    """An adapter in host memory; the mapping lives as long as somebody holds this."""
+
+    digest: str
+    rank: int
+    modules: tuple[PackedModule, ...]
+    buffer: mmap.mmap
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of host memory."""
+        return len(self.buffer)
+
+
+def map_packed(done: LoadDone) -> PackedAdapter:
+    """Map the loader's file and remove its name, so that nothing stays behind when the mapping goes.
+
+    Raises:
+        OSError: The file is gone or shorter than announced.
+    """
+    fd = os.open(done.path, os.O_RDWR)
+    try:
+        Path(done.path).unlink()
+        if os.fstat(fd).st_size < done.num_bytes:
+            raise OSError(f"packed adapter {done.digest} is shorter than announced")
+        buffer = mmap.mmap(fd, done.num_bytes)
+    finally:
+        os.close(fd)
+    return PackedAdapter(done.digest, done.rank, done.modules, buffer)
+
+
+def plan_layout(sizes: list[tuple[int, int, int]], itemsize: int) -> tuple[list[tuple[int, int]], int]:
+    """Byte offsets of A and B for (rank, in_features, out_features) triples, and the buffer's size."""
+    offsets: list[tuple[int, int]] = []
+    end = 0
+    for rank, in_features, out_features in sizes:
+        a_start = end
+        b_start = _align(a_start + rank * in_features * itemsize)
+        end = _align(b_start + rank * out_features * itemsize)
+        offsets.append((a_start, b_start))
+    return offsets, max(end, ALIGNMENT)
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,98 @@
+"""The engine core's metrics. `EngineMetrics` owns one registry; nothing else registers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What the engine keeps count of by itself."""
+
+    kv_usage_ratio: float
+    num_waiting: int
+    num_running: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    state_to_slots: dict[str, int]
+    tier_to_adapters: dict[str, int]
+    tier_to_evictions: dict[str, int]
+
+
+class EngineMetrics:
+    """Prometheus metrics of one engine; names are those of the contracts, seconds and tokens."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry(auto_describe=True)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        self.queue_s = histogram("loraplex_request_queue_seconds", "Wait for a turn, loads not counted.", _SHORT_S)
+        self.prefill_s = histogram("loraplex_request_prefill_seconds", "Turn to first token.", _SHORT_S)
+        self.ttft_s = histogram("loraplex_time_to_first_token_seconds", "Arrival to first token.", _SHORT_S)
+        self.inter_token_s = histogram("loraplex_inter_token_seconds", "Gap between tokens of a request.", _SHORT_S)
+        self.request_s = histogram("loraplex_request_seconds", "Arrival to last token.", _LONG_S)
+        self.step_s = histogram("loraplex_step_seconds", "One step: plan, execute, update.", _SHORT_S)
+        self.step_tokens = histogram(
+            "loraplex_step_tokens", "Tokens in a step.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+        )
+        self.step_adapters = histogram(
+            "loraplex_step_adapters", "Distinct adapter digests in a step.", (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+        )
+        self.base_gemms = counter("loraplex_base_gemm_calls_total", "Base linears of the layers, one per group.")
+        self.loads = counter("loraplex_adapter_loads_total", "Adapter loads.", "result", "stage")
+        self.load_s = histogram("loraplex_adapter_load_seconds", "Seconds of a load.", _SHORT_S, "stage")
+
+    def watch(self, read: Callable[[], EngineSnapshot]) -> None:
+        """Answer scrapes with the engine's own counts beside the observed ones."""
+        self.registry.register(_SnapshotCollector(read))
+
+    def to_text(self) -> bytes:
+        """Everything in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _SnapshotCollector(Collector):
+    def __init__(self, read: Callable[[], EngineSnapshot]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        now = self._read()
+        yield _gauge("loraplex_kv_cache_usage_ratio", "Held KV blocks over all blocks.", now.kv_usage_ratio)
+        yield _gauge("loraplex_requests_waiting", "Requests in the queue.", now.num_waiting)
+        yield _gauge("loraplex_requests_running", "Requests that take part in steps.", now.num_running)
+        yield _counter("loraplex_preemptions", "Requests that lost their blocks and start over.", now.num_preemptions)
+        yield _counter("loraplex_prefix_cache_queries", "Prompt tokens looked up.", now.num_prefix_queries)
+        yield _counter("loraplex_prefix_cache_hits", "Prompt tokens found.", now.num_prefix_hits)
+        slots = GaugeMetricFamily("loraplex_adapter_slots", "Adapter slots by state.", labels=["state"])
+        resident = GaugeMetricFamily("loraplex_adapters_resident", "Adapters by tier.", labels=["tier"])
+        evictions = CounterMetricFamily("loraplex_adapter_evictions", "Adapters pushed out.", labels=["tier"])
+        for family, label_to_value in (
+            (slots, now.state_to_slots),
+            (resident, now.tier_to_adapters),
+            (evictions, now.tier_to_evictions),
+        ):
+            for label, value in label_to_value.items():
+                family.add_metric([label], value)
+            yield family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)

@@ -1,0 +1,108 @@
+"""Executes plans: builds the step's tensors, runs the model once, samples. Knows nothing of queues or of who asked."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from loraplex_engine.core.inputs import StepInputs
+from loraplex_engine.core.step import PlannedRow, StepPlan, StepResult
+from loraplex_engine.kv.cache import KVCache
+from loraplex_engine.models.decoder import Decoder
+from loraplex_engine.ops.lora.segment import build_segments
+from loraplex_engine.ops.lora.table import LoraTable
+from loraplex_engine.sampling import mask_endings, sample
+
+
+class ModelRunner:
+    """One model with its KV tensors and adapter table."""
+
+    def __init__(
+        self, model: Decoder, cache: KVCache, table: LoraTable, block_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._table = table
+        self._block_size = block_size
+        self._eos_token_ids = eos_token_ids
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute all rows of the plan in one forward pass and sample those that reached their last token."""
+        gemms_before = self._model.base_gemm_calls
+        hidden = self._model.forward(self._build_inputs(plan), self._cache)
+        num_gemms = self._model.base_gemm_calls - gemms_before
+        wanted, row_indices = _wanted_rows(plan)
+        if not row_indices:
+            return StepResult({}, num_base_gemms=num_gemms)
+        return self._read(wanted, self._model.logits(hidden[row_indices]), num_gemms)
+
+    def _build_inputs(self, plan: StepPlan) -> StepInputs:
+        rows = plan.rows
+        slot_of_row = list(itertools.chain.from_iterable([row.request.slot] * row.num_tokens for row in rows))
+        counts = [row.num_tokens for row in rows]
+        positions = list(itertools.chain.from_iterable(range(row.start, row.stop) for row in rows))
+        token_ids = list(itertools.chain.from_iterable(row.request.token_ids(row.start, row.stop) for row in rows))
+        return StepInputs(
+            token_ids=torch.tensor(token_ids, dtype=torch.int64),
+            positions=torch.tensor(positions, dtype=torch.int64),
+            cells=torch.tensor([cell for row in rows for cell in self._cells(row)], dtype=torch.int64),
+            block_tables=_pad([row.request.block_ids for row in rows]),
+            query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
+            context_len=torch.tensor([row.stop for row in rows], dtype=torch.int32),
+            segments=build_segments(slot_of_row),
+            table=self._table,
+        )
+
+    def _cells(self, row: PlannedRow) -> list[int]:
+        size, block_ids = self._block_size, row.request.block_ids
+        return [block_ids[p // size] * size + p % size for p in range(row.start, row.stop)]
+
+    def _read(self, wanted: list[PlannedRow], logits: Tensor, num_gemms: int) -> StepResult:
+        counts = [row.num_tokens if row.request.wants_logits else 1 for row in wanted]
+        parts = torch.split(logits, counts)
+        kept = {row.request.request_id: part for row, part in zip(wanted, parts, strict=True) if not row.samples}
+        sampling = [row for row in wanted if row.samples]
+        if not sampling:
+            return StepResult({}, logits=kept, num_base_gemms=num_gemms)
+        last = torch.cat([part for row, part in zip(wanted, parts, strict=True) if row.samples])
+        sampled, invalid = self._sample(sampling, last)
+        return StepResult(sampled, invalid, kept, num_gemms)
+
+    def _sample(self, rows: list[PlannedRow], logits: Tensor) -> tuple[dict[str, int], frozenset[str]]:
+        is_finite = torch.isfinite(logits.amax(dim=-1)).tolist()
+        invalid = frozenset(row.request.request_id for row, ok in zip(rows, is_finite, strict=True) if not ok)
+        for index, row in enumerate(rows):
+            params = row.request.params
+            if len(row.request.output_ids) < params.min_tokens:
+                mask_endings(logits, index, (*self._eos_token_ids, *params.stop_token_ids))
+        valid = [index for index, ok in enumerate(is_finite) if ok]
+        token_ids = sample(
+            logits[valid],
+            [rows[index].request.params for index in valid],
+            [len(rows[index].request.output_ids) for index in valid],
+        )
+        return {rows[i].request.request_id: token for i, token in zip(valid, token_ids, strict=True)}, invalid
+
+
+def _wanted_rows(plan: StepPlan) -> tuple[list[PlannedRow], list[int]]:
+    """Rows whose logits are needed, and the indices of those logits among the step's tokens."""
+    wanted: list[PlannedRow] = []
+    indices: list[int] = []
+    end = 0
+    for row in plan.rows:
+        start, end = end, end + row.num_tokens
+        if row.request.wants_logits:
+            wanted.append(row)
+            indices += range(start, end)
+        elif row.samples:
+            wanted.append(row)
+            indices.append(end - 1)
+    return wanted, indices
+
+
+def _pad(block_ids: list[list[int]]) -> Tensor:
+    width = max(map(len, block_ids))
+    return torch.tensor([ids + [0] * (width - len(ids)) for ids in block_ids], dtype=torch.int32)

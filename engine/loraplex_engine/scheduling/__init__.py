@@ -1,0 +1,1 @@
+"""Who runs next: admission, catching up, preemption. No torch."""
