@@ -1,0 +1,147 @@
+"""Writes tenants: create, change, delete. Each change raises the names epoch and leaves an event.
+
+A deleted tenant's row stays, and its name stays reserved for 30 days.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from loraplex.db.database import Database
+from loraplex.db.epoch import bump_epoch
+from loraplex.db.events import record_event
+from loraplex.db.tables import tenant
+from loraplex.errors import ConflictError, NameReservedError, NotFoundError
+from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.ids import new_uuid
+
+RESERVED_NAMES = frozenset({"platform"})
+"""`owned_by` of bases in /v1/models."""
+
+_NAME_KEPT = timedelta(days=30)
+
+
+class TenantService:
+    """The only writer of `tenant`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_tenant(
+        self, by: Identity, name: str, display_name: str | None, bases: Sequence[str] | None
+    ) -> dict[str, Any]:
+        """Create a tenant and return its row; `bases` None allows all.
+
+        Raises:
+            NameReservedError: The name is kept for the platform or for a tenant deleted a short while ago.
+            ConflictError: There is a tenant of that name.
+        """
+        row = {
+            "id": new_uuid(),
+            "name": name,
+            "display_name": display_name,
+            "state": "active",
+            "bases": None if bases is None else list(bases),
+            "created_at": datetime.now(UTC),
+            "deleted_at": None,
+        }
+        try:
+            async with self._database.write() as connection:
+                await _check_free(connection, name)
+                row["changed_epoch"] = await bump_epoch(connection)
+                await connection.execute(tenant.insert(), row)
+                await _record(connection, by, "tenant.created", row, {"bases": row["bases"]})
+        except IntegrityError as error:
+            raise ConflictError(f"there is a tenant {name!r} already", param="name") from error
+        return row
+
+    async def change_tenant(self, by: Identity, tenant_id: uuid.UUID, changes: dict[str, Any]) -> dict[str, Any]:
+        """Apply `changes` (columns display_name, bases, state) and return the row.
+
+        Raises:
+            NotFoundError: The tenant is gone.
+        """
+        async with self._database.write() as connection:
+            if changes:
+                values = changes | {"changed_epoch": await bump_epoch(connection)}
+                await connection.execute(sa.update(tenant).where(_is_alive(tenant_id)).values(values))
+            row = await _get_row(connection, tenant_id)
+            if changes:
+                await _record(connection, by, "tenant.changed", row, changes)
+        return row
+
+    async def delete_tenant(self, by: Identity, tenant_id: uuid.UUID) -> None:
+        """Delete a tenant: its keys stop working, its name stays reserved, usage and events stay.
+
+        Raises:
+            NotFoundError: The tenant is gone.
+        """
+        async with self._database.write() as connection:
+            row = await _get_row(connection, tenant_id)
+            epoch = await bump_epoch(connection)
+            values = {"state": "deleted", "deleted_at": datetime.now(UTC), "changed_epoch": epoch}
+            await connection.execute(sa.update(tenant).where(tenant.c.id == tenant_id).values(values))
+            await _record(connection, by, "tenant.deleted", row, {})
+
+
+async def get_tenant(database: Database, tenant_id: uuid.UUID) -> dict[str, Any]:
+    """Return the row of a tenant.
+
+    Raises:
+        NotFoundError: The tenant is gone.
+    """
+    async with database.read() as connection:
+        return await _get_row(connection, tenant_id)
+
+
+async def list_tenants(
+    database: Database, only: uuid.UUID | None, before: uuid.UUID | None, limit: int
+) -> list[dict[str, Any]]:
+    """Return up to `limit` living tenants, newest first, older than `before`; `only` one, if given."""
+    query = sa.select(tenant).where(tenant.c.deleted_at.is_(None)).order_by(tenant.c.id.desc()).limit(limit)
+    if only is not None:
+        query = query.where(tenant.c.id == only)
+    if before is not None:
+        query = query.where(tenant.c.id < before)
+    async with database.read() as connection:
+        return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+
+def _is_alive(tenant_id: uuid.UUID) -> sa.ColumnElement[bool]:
+    return (tenant.c.id == tenant_id) & tenant.c.deleted_at.is_(None)
+
+
+async def _get_row(connection: AsyncConnection, tenant_id: uuid.UUID) -> dict[str, Any]:
+    found = (await connection.execute(sa.select(tenant).where(_is_alive(tenant_id)))).mappings().one_or_none()
+    if found is None:
+        raise NotFoundError(param="tenant")
+    return dict(found)
+
+
+async def _check_free(connection: AsyncConnection, name: str) -> None:
+    if name in RESERVED_NAMES:
+        raise NameReservedError(f"{name!r} is the platform's own name; choose another", param="name")
+    kept_since = datetime.now(UTC) - _NAME_KEPT
+    query = sa.select(tenant.c.deleted_at).where(
+        tenant.c.name == name, tenant.c.deleted_at.is_(None) | (tenant.c.deleted_at > kept_since)
+    )
+    for deleted_at in (await connection.execute(query)).scalars():
+        if deleted_at is None:
+            raise ConflictError(f"there is a tenant {name!r} already", param="name")
+        until = (deleted_at + _NAME_KEPT).date().isoformat()
+        raise NameReservedError(f"{name!r} belonged to a deleted tenant and is reserved until {until}", param="name")
+
+
+async def _record(
+    connection: AsyncConnection, by: Identity, action: str, row: dict[str, Any], details: dict[str, Any]
+) -> None:
+    await record_event(
+        connection, by, action, row["name"], tenant_id=str(row["id"]), tenant=row["name"], details=details
+    )

@@ -1,0 +1,58 @@
+"""What is written of a request: `RequestRow` before dispatch, `Settlement` at its end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asked for what, and the replica it first went to. `tenant` is the adapter's; for a base, the caller's."""
+
+    request_id: str
+    tenant_id: str | None
+    tenant: str
+    adapter_id: str | None
+    adapter: str | None
+    version: int | None
+    digest: str | None
+    base: str
+    key_id: str
+    route: str
+    model: str
+    is_stream: bool
+    client_request_id: str | None
+    tags: dict[str, str] | None
+    created_at: datetime
+    replica: str
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's last word on a request (`loraplex.done`): tokens, seconds in each stage, how it ended."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    load_s: float = 0.0
+    decode_s: float = 0.0
+    preemptions: int = 0
+    finish: str | None = None
+    digest: str | None = None
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended: `ok`, `cancelled` (the client went away), `error` or `lost`; `code` is the error's slug."""
+
+    outcome: str
+    code: str | None = None
+    done: Done = Done()
+
+    @property
+    def counted(self) -> Done:
+        """What is charged: a request that did not reach its first token costs nothing."""
+        if self.outcome != "ok" and self.done.completion_tokens == 0:
+            return Done(finish=self.done.finish, queue_s=self.done.queue_s, load_s=self.done.load_s)
+        return self.done

@@ -1,0 +1,80 @@
+"""Settles requests that a gateway left open when it died: from the engine's event, else as `lost`.
+
+Knows rows and a way to ask engines; the way is given, so that this needs no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from loraplex.db.database import Database
+from loraplex.db.tables import request
+from loraplex.usage.ledger import Ledger
+from loraplex.usage.record import Done, RequestRow, Settlement
+
+FindDone = Callable[[RequestRow], Awaitable[Done | None]]
+"""Ask the engines how a request ended (ending it if it runs). None: no engine knows it.
+
+Raises OSError while an engine that may know it does not answer.
+"""
+
+_RETRY_EVERY_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class OpenRequest(msgspec.Struct, frozen=True):
+    """A row without settlement and the progress last written."""
+
+    row: RequestRow
+    tokens_seen: int
+
+
+async def find_open_requests(database: Database, before: datetime) -> list[OpenRequest]:
+    """Return all requests that were opened before an instant and never settled, oldest first."""
+    query = (
+        sa.select(request)
+        .where(request.c.settled_at.is_(None), request.c.created_at < before)
+        .order_by(request.c.created_at)
+    )
+    async with database.read() as connection:
+        rows = (await connection.execute(query)).mappings().all()
+    return [OpenRequest(_read_row(dict(row)), row["tokens_seen"]) for row in rows]
+
+
+async def settle_open_requests(
+    ledger: Ledger, found: list[OpenRequest], find_done: FindDone, patience_s: float = 60.0
+) -> None:
+    """Settle each of `found`; engines get `patience_s` to answer, then the rest is lost."""
+    give_up_at = time.monotonic() + patience_s
+    for item in found:
+        await ledger.settle(item.row, await _find_settlement(item, find_done, give_up_at))
+    if found:
+        _log.info("settled %d requests that were open at the last stop", len(found))
+
+
+async def _find_settlement(item: OpenRequest, find_done: FindDone, give_up_at: float) -> Settlement:
+    while True:
+        try:
+            done = await find_done(item.row)
+            break
+        except OSError:
+            if time.monotonic() >= give_up_at:
+                done = None
+                break
+            await asyncio.sleep(_RETRY_EVERY_S)
+    if done is None:
+        return Settlement(outcome="lost", done=Done(completion_tokens=item.tokens_seen))
+    # Nobody read the end of it, but what was sampled counts.
+    return Settlement(outcome="cancelled" if done.finish == "abort" else "ok", done=done)
+
+
+def _read_row(row: dict[str, Any]) -> RequestRow:
+    return RequestRow(**{name: row[name] for name in RequestRow.__struct_fields__})
