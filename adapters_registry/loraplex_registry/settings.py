@@ -1,0 +1,116 @@
+"""The registry's settings, parsed once. Secrets never appear in `repr`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loraplex_registry.errors import SettingError
+from loraplex_registry.wire.setting import read_settings
+
+_PARITY_GATES = ("when_available", "off")
+_DEFAULT_LISTEN = "127.0.0.1:8081"
+_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistrySettings:
+    """What the registry is told from outside, as a library or as a process of its own."""
+
+    database_url: str = field(repr=False)
+    """LORAPLEX_DATABASE_URL: postgresql+psycopg://... or sqlite+aiosqlite:///..."""
+
+    object_store_url: str
+    """LORAPLEX_OBJECT_STORE_URL: file:///FOLDER"""
+
+    engine_key: str | None = field(default=None, repr=False)
+    """LORAPLEX_ENGINE_KEY; without it engines need a signed token to read artifacts."""
+
+    parity_gate: str = "when_available"
+    """LORAPLEX_PARITY_GATE: when_available or off."""
+
+    max_upload_bytes: int = 512 << 20
+    """Largest multipart body."""
+
+    check_timeout_s: float = 30.0
+    """Default of `?wait=`: how long an upload waits for its verdict."""
+
+    max_checks: int = 2
+    """Uploads checked at once; others queue."""
+
+    sweep_interval_s: float = 600.0
+    """Time between two sweeps of the store."""
+
+    orphan_grace_s: float = 3600.0
+    """Age below which an object without a row, or staging, is left alone."""
+
+    def __post_init__(self) -> None:
+        if self.parity_gate not in _PARITY_GATES:
+            raise SettingError(
+                f"LORAPLEX_PARITY_GATE: {self.parity_gate!r} is not supported yet; use when_available or off",
+                param="LORAPLEX_PARITY_GATE",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What a registry process needs besides: where it listens and whose tokens it accepts."""
+
+    registry: RegistrySettings
+    host: str
+    port: int
+    verify_keys: tuple[bytes, ...]
+    """LORAPLEX_VERIFY_KEYS: public keys in PEM."""
+
+
+def load_settings(environ: Mapping[str, str]) -> ServerSettings:
+    """Return the settings of a registry process.
+
+    Raises:
+        SettingError: A name or value is not valid, or one that is needed is absent.
+    """
+    values = read_settings(environ, "registry")
+    host, port = _split_listen(values.get("listen", _DEFAULT_LISTEN))
+    return ServerSettings(
+        registry=RegistrySettings(
+            database_url=values.get("database_url") or _in_data_dir(values, "sqlite+aiosqlite:///{}/loraplex.db"),
+            object_store_url=values.get("object_store_url") or _in_data_dir(values, "file://{}/objects"),
+            engine_key=values.get("engine_key"),
+            parity_gate=values["parity_gate"],
+        ),
+        host=host,
+        port=port,
+        verify_keys=split_keys(values.get("verify_keys", "")),
+    )
+
+
+def split_keys(text: str) -> tuple[bytes, ...]:
+    """Return the public keys in `text`: PEM blocks one after another, or a JSON list of them.
+
+    Raises:
+        SettingError: There is none.
+    """
+    try:
+        text = "\n".join(json.loads(text)) if text.lstrip().startswith("[") else text
+    except (ValueError, TypeError) as error:
+        raise SettingError("LORAPLEX_VERIFY_KEYS is not a JSON list of PEM keys") from error
+    keys = tuple(block.encode() for block in _PEM.findall(text))
+    if not keys:
+        raise SettingError("LORAPLEX_VERIFY_KEYS holds no public key; give the gateway's in PEM")
+    return keys
+
+
+def _in_data_dir(values: Mapping[str, str], template: str) -> str:
+    if "data_dir" not in values:
+        raise SettingError("set LORAPLEX_DATA_DIR, or both LORAPLEX_DATABASE_URL and LORAPLEX_OBJECT_STORE_URL")
+    return template.format(Path(values["data_dir"]).expanduser().resolve())
+
+
+def _split_listen(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise SettingError(f"LORAPLEX_LISTEN must be HOST:PORT, not {text!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,1 @@
+"""Where the bytes of artifacts lie, by digest; knows no names and no rows."""

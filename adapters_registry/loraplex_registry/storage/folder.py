@@ -1,0 +1,199 @@
+"""Object store in a folder.
+
+Everything is made under a temporary name, fsynced and renamed, so that what has its final name is whole. Folders are
+0700 and files 0600. Several processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from loraplex_registry.errors import ArtifactMissingError, StoreUnavailableError
+from loraplex_registry.wire.adapter import Manifest, ManifestFile
+from loraplex_registry.wire.digest import artifact_path
+from loraplex_registry.wire.ids import new_uuid
+
+_MANIFEST = "manifest.json"
+
+
+class FolderStore:
+    """Artifacts below `root`; `staging/` and `tmp/` beside them, on the same file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for folder in (root, root / "sha256", root / "staging", root / "tmp"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, manifest: Manifest, files: Mapping[str, Path]) -> dict[str, str]:
+        """Store an artifact (see `ObjectStore.put`)."""
+        folder = self.root / artifact_path(manifest.digest)
+        with _unavailable_on_failure():
+            stored = self.find_manifest(manifest.digest)
+            if stored is None:
+                self._create(folder, manifest, files)
+                stored = self.find_manifest(manifest.digest)
+            if stored is None:
+                raise StoreUnavailableError(f"{manifest.digest} cannot be kept: its files vanish")
+            # The sweeper judges an artifact's age by this.
+            os.utime(folder)
+            return {file.name: self._place(folder, stored, file, files[file.name]) for file in manifest.files}
+
+    def find_manifest(self, digest: str) -> Manifest | None:
+        """Return the manifest if it and all files it names are there at their sizes."""
+        folder = self.root / artifact_path(digest)
+        try:
+            manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=Manifest)
+            sizes = {file.name: (folder / "files" / file.name).stat().st_size for file in manifest.files}
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return None
+        except OSError as error:
+            raise StoreUnavailableError from error
+        is_whole = manifest.digest == digest and all(sizes[file.name] == file.size for file in manifest.files)
+        return manifest if is_whole else None
+
+    def open(self, digest: str, place: str) -> BinaryIO:
+        """Open one file of an artifact."""
+        try:
+            return (self.root / artifact_path(digest) / place).open("rb")
+        except FileNotFoundError as error:
+            raise ArtifactMissingError(f"{digest} has no {place}") from error
+        except OSError as error:
+            raise StoreUnavailableError from error
+
+    def delete(self, digest: str) -> None:
+        """Remove an artifact; readers that have it open keep it."""
+        with _unavailable_on_failure():
+            self._discard(self.root / artifact_path(digest))
+
+    def list_artifacts(self) -> Iterator[tuple[str, float]]:
+        """Yield digest and age of every artifact, whole or not."""
+        for folder in sorted(self.root.glob("sha256/??/??/*")):
+            try:
+                yield f"sha256:{folder.name}", time.time() - folder.stat().st_mtime
+            except FileNotFoundError:
+                continue
+
+    def create_staging(self) -> Path:
+        """Create an empty folder for one upload."""
+        folder = self.root / "staging" / new_uuid().hex
+        with _unavailable_on_failure():
+            folder.mkdir(mode=0o700)
+        return folder
+
+    def sweep_staging(self, min_age_s: float) -> int:
+        """Remove what uploads and interrupted writes left."""
+        old = [
+            folder
+            for parent in ("staging", "tmp")
+            for folder in (self.root / parent).iterdir()
+            if time.time() - folder.stat().st_mtime > min_age_s
+        ]
+        for folder in old:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(old)
+
+    def _create(self, folder: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
+        """Make the artifact under a temporary name and give it its own, unless another did so first."""
+        made = self._make(manifest, files)
+        try:
+            self._mkdirs(folder.parent)
+            self._rename_or_keep(made, folder, manifest.digest)
+            _fsync_folder(folder.parent)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+    def _make(self, manifest: Manifest, files: Mapping[str, Path]) -> Path:
+        made = self.root / "tmp" / new_uuid().hex
+        (made / "files").mkdir(mode=0o700, parents=True)
+        made.chmod(0o700)
+        for file in manifest.files:
+            _copy(files[file.name], made / "files" / file.name)
+        _fsync_folder(made / "files")
+        _write(made / _MANIFEST, msgspec.json.encode(manifest))
+        _fsync_folder(made)
+        return made
+
+    def _rename_or_keep(self, made: Path, folder: Path, digest: str) -> None:
+        try:
+            made.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if self.find_manifest(digest) is None:
+                # Damaged from outside: no row can be served from it, a whole copy heals it.
+                self._discard(folder)
+                made.rename(folder)
+
+    def _place(self, folder: Path, stored: Manifest, file: ManifestFile, source: Path) -> str:
+        if file in stored.files:
+            return f"files/{file.name}"
+        extra = folder / "extra" / file.sha256
+        if not extra.exists():
+            temporary = self.root / "tmp" / new_uuid().hex
+            _copy(source, temporary)
+            extra.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary.rename(extra)
+            _fsync_folder(extra.parent)
+            _fsync_folder(folder)
+        return f"extra/{file.sha256}"
+
+    def _mkdirs(self, folder: Path) -> None:
+        """Create the two levels above an artifact, each entry durable."""
+        for level in (folder.parent, folder):
+            level.mkdir(mode=0o700, exist_ok=True)
+            _fsync_folder(level.parent)
+
+    def _discard(self, folder: Path) -> None:
+        gone = self.root / "tmp" / new_uuid().hex
+        try:
+            folder.rename(gone)
+        except FileNotFoundError:
+            return
+        _fsync_folder(folder.parent)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Make `source` durable under `target`: a second link where the file system allows it, else a copy."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copyfile(source, target)
+        target.chmod(0o600)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, no path
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _unavailable_on_failure() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailableError(f"the object store cannot be written: {error.strerror}") from error
