@@ -1,0 +1,46 @@
+"""Names of adapters as people write them: `TENANT`, `TENANT/ADAPTER`, `TENANT/ADAPTER@WHICH`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loraplex.client.errors import ClientError
+from loraplex_registry.wire.naming import is_name
+
+DEFAULT_NAME = "default"
+
+
+@dataclass(frozen=True)
+class AdapterRef:
+    """A parsed name; `adapter` is None for the tenant's default, `which` None where no version was named."""
+
+    tenant: str
+    adapter: str | None
+    which: str | None
+
+    def require_number(self) -> int:
+        """Return the version number.
+
+        Raises:
+            ClientError: No number was given.
+        """
+        if self.which is None or not (self.which.isascii() and self.which.isdigit()):
+            name = f"{self.tenant}/{self.adapter or DEFAULT_NAME}"
+            raise ClientError(f"Say which version by number, as in {name}@3.", code="invalid_name")
+        return int(self.which)
+
+
+def parse_ref(text: str) -> AdapterRef:
+    """Return the parts of a name.
+
+    Raises:
+        ClientError: It is none.
+    """
+    name, at, which = text.partition("@")
+    tenant, slash, adapter = name.partition("/")
+    if not is_name(tenant) or (slash and not is_name(adapter)) or (at and not which):
+        raise ClientError(
+            f"{text!r} is not TENANT, TENANT/ADAPTER or TENANT/ADAPTER@VERSION; names are 1 to 63 of a-z, 0-9 and '-'.",
+            code="invalid_name",
+        )
+    return AdapterRef(tenant, adapter or None, which or None)

@@ -1,0 +1,216 @@
+"""The management API, one method per route. Each returns the API's object and raises `ClientError` where it refuses."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
+from loraplex.client.connection import Connection, check_response, decode, lost
+from loraplex.client.errors import ClientError
+from loraplex.client.types import Adapter, Alias, AliasChange, Base, Key, Model, Tenant
+from loraplex.client.upload import CountingFile, Progress
+from loraplex_registry.wire.adapter import Target, VersionView
+
+LIVE = "live"
+
+
+class Management:
+    """Everything that the command line does through `/api/v1`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def list_bases(self) -> list[Base]:
+        """Return all bases."""
+        return self.connection.list("/api/v1/bases", Base)
+
+    def list_models(self) -> list[Model]:
+        """Return the names that this key may call."""
+        return self.connection.list("/v1/models", Model)
+
+    def list_tenants(self) -> list[Tenant]:
+        """Return the tenants that this key sees."""
+        return self.connection.list("/api/v1/tenants", Tenant)
+
+    def get_tenant(self, tenant: str) -> Tenant:
+        """Return one tenant."""
+        return self.connection.get(_tenant_path(tenant), Tenant)
+
+    def create_tenant(self, name: str, **fields: Any) -> Tenant:
+        """Create a tenant; `fields` that are None are left out."""
+        body = {"name": name} | _present(fields)
+        return decode(self.connection.send("POST", "/api/v1/tenants", json=body).content, Tenant)
+
+    def update_tenant(self, tenant: str, changes: dict[str, Any]) -> Tenant:
+        """Apply a merge patch: None removes."""
+        return decode(self.connection.send("PATCH", _tenant_path(tenant), json=changes).content, Tenant)
+
+    def delete_tenant(self, tenant: str, *, cascade: bool = False) -> None:
+        """Delete a tenant, and with `cascade` its adapters."""
+        self.connection.send("DELETE", _tenant_path(tenant), params={"cascade": "true" if cascade else None})
+
+    def create_key(self, tenant: str, name: str, **fields: Any) -> Key:
+        """Create a key; the answer alone holds its text."""
+        body = {"name": name} | _present(fields)
+        return decode(self.connection.send("POST", f"{_tenant_path(tenant)}/keys", json=body).content, Key)
+
+    def list_keys(self, tenant: str) -> list[Key]:
+        """Return a tenant's keys."""
+        return self.connection.list(f"{_tenant_path(tenant)}/keys", Key)
+
+    def revoke_key(self, tenant: str, key_id: str) -> None:
+        """Revoke a key."""
+        self.connection.send("DELETE", f"{_tenant_path(tenant)}/keys/{quote(key_id, safe='')}")
+
+    def list_adapters(self, tenant: str) -> list[Adapter]:
+        """Return a tenant's adapters."""
+        return self.connection.list(f"{_tenant_path(tenant)}/adapters", Adapter)
+
+    def get_adapter(self, tenant: str, adapter: str) -> Adapter:
+        """Return one adapter."""
+        return self.connection.get(_adapter_path(tenant, adapter), Adapter)
+
+    def delete_adapter(self, tenant: str, adapter: str) -> None:
+        """Delete an adapter; its name is free at once."""
+        self.connection.send("DELETE", _adapter_path(tenant, adapter))
+
+    def resolve_adapter(self, ref: AdapterRef) -> str:
+        """Return the adapter's name in `ref`: as written, else the tenant's default, else `default`."""
+        if ref.adapter:
+            return ref.adapter
+        found = [adapter.name for adapter in self.list_adapters(ref.tenant) if adapter.is_default]
+        return found[0] if found else DEFAULT_NAME
+
+    def push(self, tenant: str, adapter: str, files: list[Path], on_read: Progress, **params: Any) -> VersionView:
+        """Upload a PEFT folder's files as a version.
+
+        Args:
+            tenant: Whose adapter.
+            adapter: Its name; it exists from its first version.
+            files: What to send; each is read while it is sent.
+            on_read: Told of bytes as they are read.
+            params: `promote`, `wait`, `base` as the route takes them.
+
+        Raises:
+            ClientError: It was refused; `report` then says why.
+        """
+        return decode(self._send_files(tenant, adapter, files, on_read, params).content, VersionView)
+
+    def list_versions(self, tenant: str, adapter: str) -> list[VersionView]:
+        """Return an adapter's versions, newest first."""
+        return self.connection.list(f"{_adapter_path(tenant, adapter)}/versions", VersionView)
+
+    def get_version(self, tenant: str, adapter: str, number: int) -> VersionView:
+        """Return one version."""
+        return self.connection.get(_version_path(tenant, adapter, number), VersionView)
+
+    def resolve_version(self, ref: AdapterRef) -> VersionView:
+        """Return the version that `ref` names: a number, a digest's beginning, an alias, or by default `live`."""
+        adapter = self.resolve_adapter(ref)
+        which = ref.which or LIVE
+        if which.isascii() and which.isdigit():
+            return self.get_version(ref.tenant, adapter, int(which))
+        if which.startswith("sha256:"):
+            return self._find_by_digest(ref.tenant, adapter, which)
+        alias = self.get_alias(ref.tenant, adapter, which)
+        return self.get_version(ref.tenant, adapter, alias.targets[0].version)
+
+    def retire(self, tenant: str, adapter: str, number: int) -> None:
+        """Retire a version; it can be restored for thirty days."""
+        self.connection.send("DELETE", _version_path(tenant, adapter, number))
+
+    def restore(self, tenant: str, adapter: str, number: int) -> VersionView:
+        """Make a retired version ready again."""
+        answer = self.connection.send("POST", f"{_version_path(tenant, adapter, number)}/restore")
+        return decode(answer.content, VersionView)
+
+    def get_alias(self, tenant: str, adapter: str, alias: str) -> Alias:
+        """Return where an alias points."""
+        return self.connection.get(_alias_path(tenant, adapter, alias), Alias)
+
+    def promote(self, tenant: str, adapter: str, number: int) -> Alias:
+        """Point `live` at one version.
+
+        Raises:
+            ClientError: The version is not ready, or somebody else moved the alias at the same time.
+        """
+        path = _alias_path(tenant, adapter, LIVE)
+        body = {"targets": [{"version": number, "weight": 100}]}
+        return decode(self.connection.send("PUT", path, json=body, headers=self._read_condition(path)).content, Alias)
+
+    def roll_back(self, tenant: str, adapter: str) -> Alias:
+        """Point `live` at what it pointed to before."""
+        return decode(self.connection.send("POST", f"{_alias_path(tenant, adapter, LIVE)}/rollback").content, Alias)
+
+    def list_history(self, tenant: str, adapter: str) -> list[AliasChange]:
+        """Return every change of `live`, newest first."""
+        return self.connection.list(f"{_alias_path(tenant, adapter, LIVE)}/history", AliasChange)
+
+    def download(self, version: VersionView, name: str, target: Path, on_write: Progress) -> None:
+        """Write one file of a version to `target`."""
+        path = f"{_version_path(version.tenant, version.adapter, version.version)}/files/{quote(name, safe='')}"
+        http = self.connection.http
+        try:
+            with http.stream("GET", path) as response, target.open("wb") as file:
+                check_response(response)
+                for chunk in response.iter_bytes():
+                    file.write(chunk)
+                    on_write(len(chunk))
+        except httpx.TransportError as error:
+            raise lost(self.connection.url, error) from error
+
+    def get_usage(self, **params: Any) -> dict[str, Any]:
+        """Return sums of usage; `params` as the route takes them."""
+        return self.connection.get("/api/v1/usage", dict, params=params)
+
+    def _send_files(
+        self, tenant: str, adapter: str, files: list[Path], on_read: Progress, params: dict[str, Any]
+    ) -> httpx.Response:
+        with ExitStack() as stack:
+            parts = [
+                ("files", (path.name, stack.enter_context(CountingFile(path, on_read)), "application/octet-stream"))
+                for path in files
+            ]
+            return self.connection.send(
+                "POST", f"{_adapter_path(tenant, adapter)}/versions", files=parts, params=params
+            )
+
+    def _find_by_digest(self, tenant: str, adapter: str, prefix: str) -> VersionView:
+        found = [version for version in self.list_versions(tenant, adapter) if version.digest.startswith(prefix)]
+        if len(found) != 1:
+            raise ClientError(f"{len(found)} versions of {tenant}/{adapter} begin with {prefix}.", code="not_found")
+        return found[0]
+
+    def _read_condition(self, path: str) -> dict[str, str]:
+        """Return the header that makes a PUT fail if the alias changes meanwhile."""
+        try:
+            return {"if-match": self.connection.send("GET", path).headers["etag"]}
+        except ClientError as error:
+            if error.status != httpx.codes.NOT_FOUND:
+                raise
+            return {"if-none-match": "*"}
+
+
+def _present(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _tenant_path(tenant: str) -> str:
+    return f"/api/v1/tenants/{quote(tenant, safe='')}"
+
+
+def _adapter_path(tenant: str, adapter: str) -> str:
+    return f"{_tenant_path(tenant)}/adapters/{quote(adapter, safe='')}"
+
+
+def _version_path(tenant: str, adapter: str, number: int) -> str:
+    return f"{_adapter_path(tenant, adapter)}/versions/{number}"
+
+
+def _alias_path(tenant: str, adapter: str, alias: str) -> str:
+    return f"{_adapter_path(tenant, adapter)}/aliases/{quote(alias, safe='')}"

@@ -1,0 +1,87 @@
+"""The management API's objects as this client reads them. Fields that a server adds later are passed over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loraplex_registry.wire.adapter import Target
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A team; `bases` is None where it may use all of them."""
+
+    name: str
+    display_name: str | None = None
+    state: str = "active"
+    limits: dict[str, Any] | None = None
+    bases: list[str] | None = None
+    created_at: str = ""
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key; `key` is there only in the answer that creates it."""
+
+    id: str
+    name: str
+    owner: str | None = None
+    role: str = "tenant"
+    scopes: list[str] = []
+    created_at: str = ""
+    expires_at: str | None = None
+    revoked_at: str | None = None
+    last_used_at: str | None = None
+    key: str | None = None
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A named adapter; `live` is the number of its live version, None where none is live."""
+
+    tenant: str
+    name: str
+    base_model: str = ""
+    is_default: bool = False
+    live: int | None = None
+    latest: int | None = None
+    num_versions: int = 0
+    created_at: str = ""
+
+
+class Alias(msgspec.Struct, frozen=True, kw_only=True):
+    """A movable name and the versions it points to."""
+
+    alias: str
+    targets: list[Target]
+    revision: int
+    updated_at: str = ""
+
+
+class AliasChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of an alias's history."""
+
+    revision: int
+    targets: list[Target]
+    created_at: str = ""
+    actor: str = ""
+    action: str = ""
+
+
+class Base(msgspec.Struct, frozen=True, kw_only=True):
+    """A base model that the platform knows."""
+
+    name: str
+    accepted_names: list[str] = []
+    fingerprint: str = ""
+    weights_digest: str = ""
+    max_lora_rank: int = 0
+    default_context: int = 0
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that this key may call."""
+
+    id: str
+    owned_by: str = ""
+    root: str | None = None
+    parent: str | None = None

@@ -1,0 +1,67 @@
+"""The base model of a platform: fetched by the engine's own program, then made known to the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loraplex.client.connection import Connection
+from loraplex.client.location import Location
+from loraplex.supervisor.errors import UpError
+from loraplex_registry.peft.spec import BaseSpec
+
+SPEC_FILE = "base.json"
+
+
+@dataclass(frozen=True)
+class PulledBase:
+    """A base in the cache."""
+
+    folder: Path
+    spec: BaseSpec
+
+
+class _PullResult(msgspec.Struct):
+    folder: str
+
+
+async def pull_base(spec: str, env: dict[str, str]) -> PulledBase:
+    """Fetch a base unless the cache has it; progress goes to standard error.
+
+    Raises:
+        UpError: It could not be had; the engine's program has said why.
+    """
+    argv = (sys.executable, "-m", "loraplex_engine", "pull", spec, "--json")
+    process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise UpError(f"The base {spec!r} could not be fetched. Try `loraplex base pull {spec}` alone.")
+    result = msgspec.json.decode(output.strip().splitlines()[-1], type=_PullResult)
+    return read_base(Path(result.folder))
+
+
+def read_base(folder: Path) -> PulledBase:
+    """Return a base that the cache has.
+
+    Raises:
+        UpError: The folder holds none.
+    """
+    try:
+        spec = msgspec.json.decode((folder / SPEC_FILE).read_bytes(), type=BaseSpec)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UpError(f"{folder} holds no base ({error}). Fetch it with `loraplex base pull`.") from error
+    return PulledBase(folder, spec)
+
+
+def register_base(location: Location, base: PulledBase) -> None:
+    """Tell the registry the facts of a base; telling them again changes nothing.
+
+    Raises:
+        ClientError: The registry refused.
+    """
+    with Connection(location) as connection:
+        connection.send("POST", "/api/v1/bases", json=msgspec.to_builtins(base.spec))

@@ -1,0 +1,118 @@
+"""One supervised process. `Child` starts it, starts it again when it ends, and stops it; it is the only one to do so.
+
+A child runs in a session of its own, so Ctrl-C reaches the supervisor alone, and the kernel kills it if the supervisor
+dies. Its output goes to its log file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loraplex.supervisor.backoff import Backoff
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 4096
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to run: `env` is the whole environment of the child and may name secret files."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(repr=False)
+    log: Path
+
+
+class Child:
+    """A process that is kept running until `stop`."""
+
+    def __init__(self, spec: ChildSpec, on_end: Callable[[str, int, float], None]) -> None:
+        """`on_end(name, exit_code, wait_s)` is told of each unplanned end and the wait before the next start."""
+        self.spec = spec
+        self._on_end = on_end
+        self._backoff = Backoff()
+        self._process: asyncio.subprocess.Process | None = None
+        self._started_at = 0.0
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the process, None while it runs."""
+        return self._process.returncode if self._process else None
+
+    async def start(self) -> None:
+        """Start the process once; `keep` makes it stay."""
+        supervisor_pid = os.getpid()
+        with self.spec.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.spec.argv,
+                env=self.spec.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: _die_with_parent(supervisor_pid),
+            )
+        self._started_at = time.monotonic()
+
+    def keep(self) -> None:
+        """From now on start the process again, after a wait, whenever it ends."""
+        self._keeper = asyncio.create_task(self._keep_running())
+
+    async def stop(self, grace_s: float) -> None:
+        """Ask the process to end, and kill it and what it started if it has not after `grace_s` seconds."""
+        if self._keeper:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), grace_s)
+        except TimeoutError:
+            kill_session(process.pid)
+            await process.wait()
+
+    def read_tail(self, num_lines: int = 12) -> str:
+        """Return the last lines of its output."""
+        with contextlib.suppress(OSError), self.spec.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+            return "\n".join(line for line in lines[-num_lines:] if line.strip())
+        return ""
+
+    async def _keep_running(self) -> None:
+        while self._process is not None:
+            code = await self._process.wait()
+            wait_s = self._backoff.next_wait_s(time.monotonic() - self._started_at)
+            self._on_end(self.spec.name, code, wait_s)
+            await asyncio.sleep(wait_s)
+            await self.start()
+
+
+def kill_session(pid: int) -> None:
+    """Kill the session that `pid` leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Runs in the child before it becomes its program: ask the kernel for SIGKILL when the supervisor dies."""
+    if _libc is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)

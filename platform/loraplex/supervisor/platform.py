@@ -1,0 +1,212 @@
+"""`loraplex up`, in order: folder, base, database, children, readiness, base known; then it keeps them running.
+
+`run_platform` is the only owner of the child processes. It serves no request and keeps no state but the folder's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from loraplex.client.location import Location
+from loraplex.keys.files import load_admin_key
+from loraplex.supervisor.base import PulledBase, pull_base, register_base
+from loraplex.supervisor.child import Child, ChildSpec
+from loraplex.supervisor.data_folder import DataFolder, write_private
+from loraplex.supervisor.display import Display
+from loraplex.supervisor.environment import build_environment
+from loraplex.supervisor.errors import UpError
+from loraplex.supervisor.migration import migrate
+from loraplex.supervisor.option import UpOptions
+from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
+from loraplex.supervisor.port import check_port_free, find_engine_port, find_free_port, is_loopback
+from loraplex.supervisor.readiness import wait_until_ready
+from loraplex_registry.wire.identity import Identity, TokenSigner
+from loraplex_registry.wire.ids import new_public_id
+from loraplex_registry.wire.setting import read_settings
+
+T = TypeVar("T")
+_GATEWAY_READY_S, _ENGINE_READY_S = 60.0, 600.0
+_STOP_MARGIN_S, _ENGINE_STOP_S = 5.0, 10.0
+
+
+@dataclass(frozen=True)
+class RunningPlatform:
+    """What a platform that serves is known by; `is_new_key` at first start, when the admin key was just made."""
+
+    url: str
+    admin_key: str = field(repr=False)
+    is_new_key: bool
+    base: PulledBase
+    folder: DataFolder
+    stop: asyncio.Event = field(repr=False)
+
+    @property
+    def location(self) -> Location:
+        """Where an admin client finds it."""
+        return Location(self.url, self.admin_key)
+
+
+OnReady = Callable[[RunningPlatform], Awaitable[None]]
+
+
+async def run_platform(options: UpOptions, environ: Mapping[str, str], display: Display, on_ready: OnReady) -> None:
+    """Start the platform, keep it until SIGINT, SIGTERM or `stop`, then drain and stop it.
+
+    Args:
+        options: What to run.
+        environ: The environment, from which each child gets its own part.
+        display: Shows the stages of the start.
+        on_ready: Called once when the platform serves.
+
+    Raises:
+        UpError: It could not start.
+        SettingError: A setting has a bad name or value.
+        ClientError: The registry refused the base.
+    """
+    check_binding(options)
+    settings = read_settings(environ, "up")
+    stop = _stop_on_signals()
+    folder = DataFolder(options.data_dir)
+    with suppress(_StoppedError), folder.lock():
+        signer = folder.prepare(settings.get("signing_key"))
+        admin_key, is_new_key = load_admin_key(settings.get("admin_key"), folder.path)
+        addresses = choose_addresses(options)
+        base = await _unless(stop, _prepare(options, environ, folder, display))
+        specs = [build(options, environ, folder, base, addresses) for build in (build_gateway, build_engine)]
+        platform = RunningPlatform(addresses.url, admin_key, is_new_key, base, folder, stop)
+        async with _running(specs, display, options.drain_s) as (gateway, engine):
+            await _unless(stop, _wait_and_register(platform, gateway, engine, addresses, signer, display))
+            write_private(folder.url, platform.url + "\n")
+            try:
+                await _unless(stop, on_ready(platform))
+                await stop.wait()
+            finally:
+                folder.url.unlink(missing_ok=True)
+
+
+def check_binding(options: UpOptions) -> None:
+    """Return if the gateway may listen where it was told.
+
+    Raises:
+        UpError: The address can be reached from elsewhere and nobody said that a proxy has TLS.
+    """
+    if not is_loopback(options.host) and not options.insecure_behind_proxy:
+        raise UpError(
+            f"--host {options.host} can be reached from other machines, and keys would cross the network in clear. Put "
+            "a proxy with TLS in front and say --insecure-behind-proxy, or keep 127.0.0.1."
+        )
+
+
+def choose_addresses(options: UpOptions) -> Addresses:
+    """Return ports that are free now.
+
+    Raises:
+        PortTakenError: The gateway's is not.
+    """
+    if options.port:
+        check_port_free(options.host, options.port)
+        return Addresses(options.host, options.port, find_engine_port())
+    return Addresses(options.host, find_free_port(options.host), find_free_port("127.0.0.1"))
+
+
+class _StoppedError(Exception):
+    """A signal came while the platform was starting."""
+
+
+async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
+    """Return what `work` returns, or cancel it when `stop` is set first."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise _StoppedError
+        return task.result()
+    finally:
+        for pending in (task, stopped):
+            pending.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+async def _prepare(options: UpOptions, environ: Mapping[str, str], folder: DataFolder, display: Display) -> PulledBase:
+    with display.stage("Base model", spinner=False) as stage:
+        env = build_environment(environ, "engine") | {"LORAPLEX_CACHE_DIR": str(options.cache_dir)}
+        base = await pull_base(options.base, env)
+        stage.result = base.spec.name
+    with display.stage("Database") as stage:
+        stage.result = await migrate(folder, build_control_environment(environ, folder))
+    return base
+
+
+@asynccontextmanager
+async def _running(specs: Sequence[ChildSpec], display: Display, drain_s: float) -> AsyncIterator[list[Child]]:
+    """Start the children in order and stop them in order, so the gateway drains while the engine still answers."""
+
+    def tell(name: str, exit_code: int, wait_s: float) -> None:
+        display.warn(f"The {name} ended (exit code {exit_code}); it starts again in {wait_s:.0f} s.")
+
+    children = [Child(spec, tell) for spec in specs]
+    try:
+        for child in children:
+            await child.start()
+        yield children
+    finally:
+        display.say(f"Stopping; running answers get {drain_s:.0f} s. Once more to stop at once.")
+        gateway, *engines = children
+        await gateway.stop(drain_s + _STOP_MARGIN_S)
+        for engine in engines:
+            await engine.stop(_ENGINE_STOP_S)
+
+
+async def _wait_and_register(
+    platform: RunningPlatform,
+    gateway: Child,
+    engine: Child,
+    addresses: Addresses,
+    signer: TokenSigner,
+    display: Display,
+) -> None:
+    with display.stage("Gateway") as stage:
+        await wait_until_ready(gateway, f"{addresses.url}/readyz", dict, stage, _GATEWAY_READY_S)
+        await asyncio.to_thread(register_base, platform.location, platform.base)
+        stage.result = addresses.url
+    with display.stage("Engine") as stage:
+        url = f"{addresses.engine_url}/readyz"
+        await wait_until_ready(engine, url, lambda: _build_token_header(signer), stage, _ENGINE_READY_S)
+    gateway.keep()
+    engine.keep()
+
+
+def _build_token_header(signer: TokenSigner) -> dict[str, str]:
+    """Return the header with which the supervisor asks the engine how it is."""
+    identity = Identity(
+        role="admin_readonly",
+        tenant_id=None,
+        tenant=None,
+        scopes=(),
+        key_id="supervisor",
+        actor="supervisor",
+        request_id=new_public_id("req"),
+    )
+    return {"authorization": f"Bearer {signer.sign(identity, 'engine')}"}
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return an event that the first SIGINT or SIGTERM sets; a second one ends this process, and so its children."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def handle() -> None:
+        stop.set()
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in signals:
+        loop.add_signal_handler(number, handle)
+    return stop
