@@ -1,4 +1,4 @@
-"""The engine: one base model, many adapters, one forward pass. `step` is the architecture; everything else prepares it."""
+"""The engine: one base model, many adapters, one forward pass. `step` is the architecture; the rest prepares it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.errors import EngineError, RequestError
+from loraplex_engine.errors import EngineError
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.packed import LoadDone, LoadFailed
 from loraplex_engine.lora.residency import Residency

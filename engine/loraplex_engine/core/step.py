@@ -48,7 +48,7 @@ class StepResult:
     """What came out of a plan, by request id.
 
     `sampled` has a token for each row that samples; `invalid` the requests whose logits were not finite; `logits`
-    float32 [num_tokens, V] for rows whose request wants them; `num_base_gemms` the matrix products that the layers made.
+    float32 [num_tokens, V] for rows whose request wants them; `num_base_gemms` counts the layers' products.
     """
 
     sampled: dict[str, int]

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import zmq
@@ -14,16 +13,6 @@ import zmq
 from loraplex_engine.lora.packed import LoadFailed, LoadJob, LoadResult
 from loraplex_engine.lora.worker import WorkerLaunch
 from loraplex_registry.peft.spec import BaseSpec
-
-
-class Loader(Protocol):
-    """Brings adapters into host memory beside the step loop; at most one job per digest at a time."""
-
-    def start(self, digest: str) -> None:
-        """Begin to load; returns at once."""
-
-    def take_finished(self) -> list[LoadResult]:
-        """Results since the last call, each once; never waits."""
 
 
 class LoaderProcess:
@@ -37,7 +26,9 @@ class LoaderProcess:
         self._launch = WorkerLaunch(endpoint, cache_dir, base, dtype, registry_url, engine_key)
         self._context = zmq.Context()
         self._in_flight: set[str] = set()
-        self.socket: zmq.Socket[bytes] = self._open_socket()
+        # the side that connects keeps its queue while the process is away
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self.socket.connect(endpoint)
         self._process = self._spawn()
 
     def start(self, digest: str) -> None:
@@ -51,8 +42,6 @@ class LoaderProcess:
         if self._process.poll() is not None:
             results += [_died(digest) for digest in sorted(self._in_flight)]
             self._in_flight.clear()
-            self.socket.close(linger=0)
-            self.socket = self._open_socket()
             self._process = self._spawn()
         return results
 
@@ -71,11 +60,6 @@ class LoaderProcess:
             self._in_flight.discard(result.digest)
             results.append(result)
         return results
-
-    def _open_socket(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PAIR)
-        socket.bind(self._launch.endpoint)
-        return socket
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(

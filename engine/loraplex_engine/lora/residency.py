@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from loraplex_engine.errors import DigestMismatchError, LoadFailedError, RequestError
-from loraplex_engine.lora.loader import Loader
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter, map_packed
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadResult, PackedAdapter, map_packed
 from loraplex_engine.slots.table import SlotState, SlotTable
 
 _MAX_BACKOFF_S = 30.0
+
+
+class Loader(Protocol):
+    """Brings adapters into host memory beside the step loop; at most one job per digest at a time."""
+
+    def start(self, digest: str) -> None:
+        """Begin to load; returns at once."""
+
+    def take_finished(self) -> list[LoadResult]:
+        """Results since the last call, each once; never waits."""
 
 
 class Bank(Protocol):

@@ -1,4 +1,4 @@
-"""The loader process, `python -m loraplex_engine.lora.worker`: fetches, verifies and packs adapters beside the step loop.
+"""The loader process, `python -m loraplex_engine.lora.worker`: fetches, verifies and packs beside the step loop.
 
 Runs at SCHED_IDLE with one thread and without torch, so that a load costs running streams next to nothing. Reads a
 WorkerLaunch from stdin; dies with its parent.
@@ -49,7 +49,7 @@ def main() -> int:
     client = ArtifactClient(launch.registry_url, launch.engine_key) if launch.registry_url else None
     disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client)
     socket = zmq.Context().socket(zmq.PAIR)
-    socket.connect(launch.endpoint)
+    socket.bind(launch.endpoint)
     while True:
         job = msgspec.msgpack.decode(socket.recv(), type=LoadJob)
         socket.send(msgspec.msgpack.encode(load(job.digest, disk, launch.dtype)))

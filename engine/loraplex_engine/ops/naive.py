@@ -67,7 +67,7 @@ def rope_and_store(
 ) -> Tensor:
     """See `rotary.rope_and_store`."""
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, -1)
-    q, k, v = torch.split(heads, (num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
     angles = cos_sin[positions]
     k_cache.flatten(0, 1)[cells] = _rotate(k, angles)
     v_cache.flatten(0, 1)[cells] = v

@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import mmap
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from loraplex_engine.core.request import Request
+from loraplex_engine.core.step import StepPlan, StepResult
+from loraplex_engine.errors import LoadFailedError, TooLargeForCacheError
+from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.lora import residency as residency_module
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadResult, PackedAdapter
+from loraplex_engine.lora.residency import Residency
+from loraplex_engine.scheduling.scheduler import Limits, Scheduler
+from loraplex_engine.slots.table import SlotTable
+from loraplex_engine.wire.messages import SamplingParams, TokenEvent
+
+EOS = 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ManualLoader:
+    """A loader whose jobs end when the test says so."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self._results: list[LoadResult] = []
+
+    def start(self, digest: str) -> None:
+        self.started.append(digest)
+
+    def finish(self, digest: str) -> None:
+        self.started.remove(digest)
+        self._results.append(LoadDone(digest, "", 64, 8, (), 0.0, 0.0, 0.0))
+
+    def fail(self, digest: str) -> None:
+        self.started.remove(digest)
+        self._results.append(LoadFailed(digest, "fetch", "adapter_loading", "store gone", is_content=False))
+
+    def take_finished(self) -> list[LoadResult]:
+        results, self._results = self._results, []
+        return results
+
+
+class RecordingBank:
+    def __init__(self) -> None:
+        self.bound: dict[int, str] = {}
+
+    def bind(self, slot_id: int, adapter: PackedAdapter) -> None:
+        self.bound[slot_id] = adapter.digest
+
+    def clear(self, slot_id: int) -> None:
+        del self.bound[slot_id]
+
+
+@pytest.fixture(autouse=True)
+def _no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency_module, "map_packed", _map_nothing)
+
+
+def _map_nothing(done: LoadDone) -> PackedAdapter:
+    return PackedAdapter(done.digest, done.rank, done.modules, mmap.mmap(-1, 64))
+
+
+class World:
+    def __init__(self, num_blocks: int = 16, num_slots: int = 2, budget: int = 8, max_num_seqs: int = 4) -> None:
+        self.clock = Clock()
+        self.loader = ManualLoader()
+        self.bank = RecordingBank()
+        self.pool = BlockPool(num_blocks, 4)
+        self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=4, clock=self.clock)
+        limits = Limits(max_num_seqs, budget, 64, queue_timeout_s=60, adapter_load_timeout_s=30)
+        self.scheduler = Scheduler(self.pool, self.residency, limits, [EOS], self.clock)
+
+    def request(
+        self, name: str, prompt: list[int] | int = 4, digest: str | None = None, max_tokens: int = 4, **params: object
+    ) -> Request:
+        ids = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
+        request = Request(name, ids, SamplingParams(max_tokens, **params), digest)  # type: ignore[arg-type]
+        self.scheduler.add(request)
+        return request
+
+    def load(self, *digests: str) -> None:
+        for digest in digests:
+            self.residency.prefetch(digest)
+            self.loader.finish(digest)
+        self.residency.poll()
+
+    def step(self, token: int = 7) -> tuple[StepPlan, list[TokenEvent]]:
+        plan = self.scheduler.schedule()
+        sampled = {row.request.request_id: token for row in plan.rows if row.samples}
+        events = self.scheduler.update(plan, StepResult(sampled))
+        self.scheduler.check_integrity()
+        return plan, events
+
+
+def shape(plan: StepPlan) -> list[tuple[str, int, int, bool]]:
+    return [(row.request.request_id, row.start, row.num_tokens, row.samples) for row in plan.rows]
+
+
+def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
+    world = World()
+    world.request("short", 2)
+    world.step()
+    world.request("long", 18)
+    assert shape(world.step()[0]) == [("short", 2, 1, True), ("long", 0, 7, False)]
+    assert shape(world.step()[0]) == [("short", 3, 1, True), ("long", 7, 7, False)]
+    assert shape(world.step()[0]) == [("short", 4, 1, True), ("long", 14, 4, True)]
+
+
+def test_admission_skips_request_whose_adapter_is_not_ready() -> None:
+    world = World()
+    world.request("cold", digest="d1")
+    world.request("base")
+    assert shape(world.step()[0]) == [("base", 0, 4, True)]
+    assert world.loader.started == ["d1"]
+    world.loader.finish("d1")
+    world.residency.poll()
+    assert ("cold", 0, 4, True) in shape(world.step()[0])
+
+
+def test_rows_of_different_adapters_and_the_base_share_a_step() -> None:
+    world = World(budget=32)
+    world.load("d1", "d2")
+    for name, digest in (("a", "d1"), ("b", "d2"), ("c", None), ("d", "d1")):
+        world.request(name, digest=digest)
+    plan, _ = world.step()
+    assert [row.request.slot for row in plan.rows] == [0, 1, -1, 0]
+    assert plan.num_adapters == 2
+
+
+def test_more_adapters_than_slots_take_turns() -> None:
+    world = World(num_slots=1, budget=32)
+    world.load("d1", "d2")
+    first = world.request("first", digest="d1", max_tokens=2)
+    world.request("second", digest="d2", max_tokens=2)
+    assert [row.request.request_id for row in world.step()[0].rows] == ["first"]
+    world.step()
+    assert first.slot == -1
+    assert [row.request.request_id for row in world.step()[0].rows] == ["second"]
+    assert world.bank.bound == {0: "d2"}
+
+
+def test_steady_stream_of_one_adapter_yields_to_a_starved_one_after_the_lease() -> None:
+    world = World(num_slots=1, budget=32)
+    world.load("hot", "cold")
+    world.request("h0", digest="hot", max_tokens=3)
+    world.step()
+    world.request("starved", digest="cold")
+    names = []
+    for index in range(1, 12):
+        world.request(f"h{index}", digest="hot", max_tokens=3)
+        world.clock.now += 0.3
+        names += [row.request.request_id for row in world.step()[0].rows]
+    assert "starved" in names
+
+
+def test_youngest_request_is_preempted_and_recomputed_when_blocks_run_out() -> None:
+    world = World(num_blocks=4, budget=32)
+    old = world.request("old", 7, max_tokens=9)
+    young = world.request("young", 7, max_tokens=9)
+    tokens: dict[str, list[int]] = {"old": [], "young": []}
+    for token in range(10, 40):
+        plan, events = world.step(token)
+        for event in events:
+            tokens[event.request_id] += event.token_ids
+        if not plan.rows:
+            break
+    assert (old.preemptions, young.preemptions) == (0, 1)
+    assert len(tokens["old"]) == len(tokens["young"]) == 9
+    assert world.pool.num_free == 4
+
+
+def test_second_equal_prompt_starts_from_cached_blocks_but_computes_its_last_token() -> None:
+    world = World(budget=32)
+    world.request("one", 8, max_tokens=1)
+    world.step()
+    two = world.request("two", 8, max_tokens=1)
+    assert shape(world.step()[0]) == [("two", 4, 4, True)]
+    assert two.num_cached == 4
+
+
+def test_prefix_is_not_shared_between_adapters_or_tenants() -> None:
+    world = World(budget=32)
+    world.load("d1")
+    world.request("base", 8, max_tokens=1)
+    world.step()
+    other = world.request("adapter", 8, "d1", max_tokens=1)
+    world.scheduler.add(tenant := Request("tenant", list(range(1, 9)), SamplingParams(1), tenant_id="other"))
+    world.step()
+    assert (other.num_cached, tenant.num_cached) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "finish", "text"),
+    [
+        ({}, [7, EOS], "stop", [7]),
+        ({"ignore_eos": True, "max_tokens": 3}, [7, EOS, 8], "length", [7, EOS, 8]),
+        ({"stop_token_ids": (9,)}, [7, 9], "stop", [7]),
+        ({"max_tokens": 2}, [7, 8], "length", [7, 8]),
+        ({"min_tokens": 2, "max_tokens": 4}, [7, 8, EOS], "stop", [7, 8]),
+    ],
+)
+def test_request_ends_for_the_stated_reason(
+    params: dict[str, object], tokens: list[int], finish: str, text: list[int]
+) -> None:
+    world = World()
+    world.request("r", **{"max_tokens": 8, **params})  # type: ignore[arg-type]
+    events = [event for token in tokens for event in world.step(token)[1]]
+    assert [event.finish for event in events] == [None] * (len(tokens) - 1) + [finish]
+    assert [token for event in events for token in event.token_ids] == text
+    assert events[-1].stats is not None
+    assert events[-1].stats.completion_tokens == len(tokens)
+    assert world.pool.num_free == 16
+
+
+def test_context_limit_ends_a_request() -> None:
+    world = World(num_blocks=64, budget=64)
+    world.request("r", 62, max_tokens=100)
+    assert [world.step()[1][0].finish for _ in range(2)] == [None, "length"]
+
+
+def test_abort_gives_back_blocks_and_pin_at_once_wherever_the_request_is() -> None:
+    world = World()
+    world.load("d1")
+    world.request("running", digest="d1")
+    world.step()
+    world.request("loading", digest="d9")
+    for name in ("running", "loading"):
+        event = world.scheduler.abort(name, "abort")
+        assert event is not None
+        assert event.finish == "abort"
+    world.scheduler.check_integrity()
+    assert world.pool.num_free == 16
+    assert world.scheduler.abort("running", "abort") is None
+
+
+def test_request_that_can_never_fit_is_refused() -> None:
+    with pytest.raises(TooLargeForCacheError):
+        World(num_blocks=2).request("big", 8, max_tokens=8)
+
+
+def test_failed_load_ends_waiting_requests_and_refuses_new_ones_until_the_backoff_is_over() -> None:
+    world = World()
+    world.request("waits", digest="bad")
+    world.loader.fail("bad")
+    (digest,) = world.residency.poll()
+    error = world.residency.find_failure(digest)
+    assert isinstance(error, LoadFailedError)
+    (event,) = world.scheduler.fail_waiting(digest, error)
+    assert event.error is not None
+    assert event.error.code == "adapter_loading"
+    with pytest.raises(LoadFailedError):
+        world.request("soon", digest="bad")
+    world.clock.now += 2
+    world.request("later", digest="bad")
+    assert world.loader.started == ["bad"]
+
+
+def test_waits_are_bounded() -> None:
+    world = World(max_num_seqs=1)
+    world.request("runs", max_tokens=30)
+    world.step()
+    world.request("queued")
+    world.request("cold", digest="d1")
+    world.step()
+    world.clock.now += 31
+    world.scheduler.schedule()
+    codes = {event.request_id: event.error and event.error.code for event in world.scheduler.expire()}
+    assert codes == {}
+    world.clock.now += 30
+    codes = {event.request_id: event.error and event.error.code for event in world.scheduler.expire()}
+    assert codes == {"queued": "queue_full", "cold": "queue_full"}
+
+
+def test_adapter_that_does_not_arrive_is_named_as_the_cause() -> None:
+    world = World()
+    world.request("cold", digest="d1")
+    world.step()
+    world.clock.now += 31
+    (event,) = world.scheduler.expire()
+    assert event.error is not None
+    assert event.error.code == "adapter_loading"
+
+
+def test_invalid_output_ends_only_its_own_request() -> None:
+    world = World(budget=32)
+    world.request("good")
+    world.request("bad")
+    plan = world.scheduler.schedule()
+    events = world.scheduler.update(plan, StepResult({"good": 7}, frozenset({"bad"})))
+    assert {event.request_id: event.error and event.error.code for event in events} == {
+        "good": None,
+        "bad": "adapter_output_invalid",
+    }
+    world.scheduler.check_integrity()
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random arrivals, loads, aborts and steps: nothing leaks, everybody ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(num_blocks=12, num_slots=2, budget=6)
+        self.num_added = 0
+        self.ended: list[str] = []
+
+    @rule(prompt=st.integers(1, 16), tokens=st.integers(1, 8), digest=st.sampled_from([None, "a", "b", "c"]))
+    def add(self, prompt: int, tokens: int, digest: str | None) -> None:
+        try:
+            self.world.request(str(self.num_added), prompt, digest, tokens)
+        except LoadFailedError:
+            return
+        self.num_added += 1
+
+    @precondition(lambda self: self.world.loader.started)
+    @rule(data=st.data(), fails=st.booleans())
+    def load(self, data: st.DataObject, fails: bool) -> None:
+        digest = data.draw(st.sampled_from(self.world.loader.started))
+        (self.world.loader.fail if fails else self.world.loader.finish)(digest)
+        for failed in self.world.residency.poll():
+            events = self.world.scheduler.fail_waiting(failed, LoadFailedError())
+            self.ended += [event.request_id for event in events]
+
+    @precondition(lambda self: self.num_added)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = str(data.draw(st.integers(0, self.num_added - 1)))
+        event = self.world.scheduler.abort(name, "abort")
+        assert (event is None) == (name in self.ended)
+        if event is not None:
+            self.ended.append(name)
+
+    @rule(digest=st.sampled_from("abc"))
+    def drop(self, digest: str) -> None:
+        self.world.residency.drop(digest)
+
+    @rule(seconds=st.sampled_from([0.1, 2.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.clock.now += seconds
+
+    @rule()
+    def step(self) -> None:
+        self.ended += [event.request_id for event in self.world.step()[1] if event.finish]
+
+    @invariant()
+    def holds_together(self) -> None:
+        self.world.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        for _ in range(600):
+            self.world.clock.now += 0.5
+            for digest in list(self.world.loader.started):
+                self.world.loader.finish(digest)
+            self.world.residency.poll()
+            self.step()
+        assert sorted(self.ended) == sorted(str(index) for index in range(self.num_added))
+        assert self.world.pool.num_free == 12
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
