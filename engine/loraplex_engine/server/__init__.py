@@ -1,0 +1,1 @@
+"""The engine's HTTP front: OpenAI routes, tokenizer, chat template, text of tokens, the core process. No torch."""

@@ -1,0 +1,114 @@
+"""Text from token ids, one id at a time: a character is given out when its last byte is there, never in halves.
+
+`TokenTable` knows the bytes of every token (byte-level and SentencePiece vocabularies); `Detokenizer` is the state of
+one answer. Special tokens have no text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from loraplex_engine.errors import BaseUnsupportedError
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+class TokenTable:
+    """The bytes of each token id, and whether an answer's first space belongs to the tokenizer, not to the text."""
+
+    def __init__(self, token_to_bytes: dict[int, bytes], *, has_leading_space: bool) -> None:
+        self._token_to_bytes = token_to_bytes
+        self.has_leading_space = has_leading_space
+        self.longest_token_bytes = max(map(len, token_to_bytes.values()), default=1)
+
+    def get(self, token_id: int) -> bytes:
+        """Return the bytes of a token; none for special tokens and for padding of the vocabulary."""
+        return self._token_to_bytes.get(token_id, b"")
+
+
+def build_token_table(tokenizer: dict[str, Any]) -> TokenTable:
+    """Read the bytes of all tokens from a parsed `tokenizer.json`.
+
+    Raises:
+        BaseUnsupportedError: Its decoder is neither byte-level nor SentencePiece-like.
+    """
+    decoders = list(_walk(tokenizer.get("decoder")))
+    kinds = {item["type"] for item in decoders}
+    if "ByteLevel" in kinds:
+        read: Callable[[str], bytes] = _read_byte_level
+    elif kinds & {"Metaspace", "ByteFallback"}:
+        read = _read_sentencepiece
+    else:
+        raise BaseUnsupportedError(f"The base's tokenizer has a decoder that is not served ({sorted(kinds)}).")
+    table = {token_id: read(token) for token, token_id in _vocabulary(tokenizer["model"])}
+    for token in tokenizer.get("added_tokens", ()):
+        table[token["id"]] = b"" if token["special"] else read(token["content"])
+    return TokenTable(table, has_leading_space=any(map(_strips_leading_space, decoders)))
+
+
+def _walk(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    if decoder is not None:
+        yield decoder
+        for inner in decoder.get("decoders", ()):
+            yield from _walk(inner)
+
+
+def _vocabulary(model: dict[str, Any]) -> list[tuple[str, int]]:
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        return list(vocabulary.items())
+    return [(piece, index) for index, (piece, _score) in enumerate(vocabulary)]
+
+
+def _strips_leading_space(decoder: dict[str, Any]) -> bool:
+    if decoder["type"] == "Strip":
+        return bool(decoder.get("content") == " " and decoder.get("start"))
+    return bool(decoder["type"] == "Metaspace" and decoder.get("prepend_scheme", "always") != "never")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: bytes that print are themselves, the others follow from U+0100 on."""
+    printing = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_CHAR_TO_BYTE = _byte_level_alphabet()
+
+
+def _read_byte_level(token: str) -> bytes:
+    try:
+        return bytes(_CHAR_TO_BYTE[char] for char in token)
+    except KeyError:
+        # an added token is plain text, not written in the alphabet
+        return token.encode()
+
+
+def _read_sentencepiece(token: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()
+
+
+class Detokenizer:
+    """Turns one answer's ids into text; `strips_leading_space` for an answer that does not continue its prompt."""
+
+    def __init__(self, table: TokenTable, *, strips_leading_space: bool) -> None:
+        self._table = table
+        self._strips = strips_leading_space and table.has_leading_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Take one id; return the characters that it completes."""
+        data = self._table.get(token_id)
+        if self._strips and data:
+            self._strips = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """Return one U+FFFD if the answer ended within a character, else nothing."""
+        return self._decoder.decode(b"", final=True)
