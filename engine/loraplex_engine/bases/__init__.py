@@ -1,0 +1,1 @@
+"""Base models on disk: fetched, converted, checked and named; no torch in here."""

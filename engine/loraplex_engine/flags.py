@@ -1,0 +1,116 @@
+"""The engine's command-line flags and their `LORAPLEX_ENGINE_*` twins, turned into an `EngineConfig`.
+
+A flag wins over the environment. What the field knows but this engine has not built is refused in one sentence, never
+ignored. Knows neither torch nor HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loraplex_engine.config import EngineConfig, check_config
+from loraplex_engine.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag that sets one field of the config."""
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A flag of the field that has one value today; another is refused with `reason`."""
+
+    name: str
+    only: str
+    reason: str
+
+
+FLAGS = (
+    Flag("max-model-len", "max_model_len", int, "longest prompt plus answer, tokens (default: the base's)"),
+    Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once"),
+    Flag("max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most"),
+    Flag("gpu-memory-utilization", "gpu_memory_utilization", float, "share of the accelerator's memory, 0 to 1"),
+    Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", int, "size of the KV cache, bytes"),
+    Flag("block-size", "block_size", int, "positions of one KV block"),
+    Flag("dtype", "dtype", str, "auto, float32 or bfloat16"),
+    Flag("max-loras", "max_loras", int, "adapter slots"),
+    Flag("max-cpu-loras", "max_cpu_loras", int, "adapters kept in host memory (default: 4 x max-loras)"),
+    Flag("max-lora-rank", "max_lora_rank", int, "highest rank"),
+    Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds"),
+    Flag("device", "device", str, "auto or cpu"),
+    Flag("seed", "seed", int, "seed of choices that no request seeds"),
+    Flag("cpu-threads", "cpu_threads", int, "threads of the step loop (default: the cores it may use)"),
+    Flag("served-model-name", "served_model_name", str, "name under which the base is served"),
+)
+LATER = (
+    Later("kv-cache-dtype", "auto", "The KV cache has the model's dtype; another one is not built yet."),
+    Later("quantization", "none", "Quantised weights are not built yet."),
+    Later("tensor-parallel-size", "1", "Splitting the base over cards is not built yet."),
+    Later("attention-backend", "auto", "There is one attention kernel; choosing another is not built yet."),
+)
+SWITCHES = (
+    Later("enable-prefix-caching", "0", "The prefix cache is not built yet."),
+    Later("enable-chunked-prefill", "1", "Prefill is always chunked; switching that off is not built yet."),
+    Later("enforce-eager", "1", "There are no captured graphs; every step is eager."),
+)
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag; none has a default, so that an absent one is told from a given one."""
+    for flag in FLAGS:
+        parser.add_argument(f"--{flag.name}", help=flag.meaning, metavar=flag.parse.__name__.upper())
+    for later in LATER:
+        parser.add_argument(f"--{later.name}", help=f"only {later.only}: {later.reason}", metavar="STR")
+    for switch in SWITCHES:
+        parser.add_argument(f"--{switch.name}", action=argparse.BooleanOptionalAction, default=None, help=switch.reason)
+
+
+def build_config(args: argparse.Namespace, settings: Mapping[str, str], base: Path, cache_dir: Path) -> EngineConfig:
+    """Read flags and settings into a checked config.
+
+    Args:
+        args: Parsed by a parser with `add_engine_flags`, and `registry_url`.
+        settings: `read_settings(environ, "engine")`.
+        base: Folder of the base.
+        cache_dir: The machine-wide cache.
+
+    Raises:
+        ConfigError: a value cannot be used; the message names the flag.
+    """
+    for later in (*LATER, *SWITCHES):
+        _check_later(later, _find(later.name, args, settings))
+    given = {flag.field: _parse(flag, text) for flag in FLAGS if (text := _find(flag.name, args, settings)) is not None}
+    registry_url = args.registry_url or settings.get("registry_url", "")
+    return check_config(
+        EngineConfig(base=str(base), cache_dir=str(cache_dir), registry_url=registry_url.rstrip("/"), **given)
+    )
+
+
+def _find(name: str, args: argparse.Namespace, settings: Mapping[str, str]) -> str | None:
+    key = name.replace("-", "_")
+    given = getattr(args, key)
+    if isinstance(given, bool):
+        return "1" if given else "0"
+    return given if given is not None else settings.get(f"engine_{key}")
+
+
+def _parse(flag: Flag, text: str) -> Any:
+    try:
+        return flag.parse(text)
+    except ValueError:
+        raise ConfigError(f"--{flag.name} is {text!r}, but must be a number ({flag.parse.__name__}).") from None
+
+
+def _check_later(later: Later, text: str | None) -> None:
+    if text is not None and text.lower() != later.only:
+        raise ConfigError(f"--{later.name} is {text!r}: {later.reason}")

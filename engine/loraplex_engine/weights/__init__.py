@@ -1,0 +1,1 @@
+"""Tensors of a base through the mapping of its safetensors files."""
