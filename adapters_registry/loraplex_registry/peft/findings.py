@@ -34,11 +34,12 @@ def listed(names: list[str] | tuple[str, ...], limit: int = 8) -> str:
 
 
 class Findings:
-    """Gathers checks; a rule that found nothing says so with `settle`."""
+    """Gathers checks; a rule that has looked says so with `settle`."""
 
     def __init__(self) -> None:
-        self._checks: list[Check] = []
-        self._count: Counter[tuple[str, str]] = Counter()
+        self._found: list[Check] = []
+        self._settled: dict[str, None] = {}
+        self._count: Counter[tuple[str, Verdict]] = Counter()
 
     def fail(self, name: str, message: str, subject: str) -> None:
         """Record that `subject` breaks the check `name`."""
@@ -53,19 +54,26 @@ class Findings:
         self.fail(error.check, error.message, error.subject)
 
     def settle(self, *names: str) -> None:
-        """Record a pass for each named check that has no finding."""
-        for name in names:
-            if not any(check.name == name for check in self._checks):
-                self._checks.append(Check(name, "pass"))
+        """Record that the named checks were made: each passes unless something is found under its name."""
+        self._settled.update(dict.fromkeys(names))
 
     def has_failed(self, *names: str) -> bool:
         """Whether one of the named checks failed; without names, whether any did."""
-        return any(check.verdict == "fail" and (not names or check.name in names) for check in self._checks)
+        return any(check.verdict == "fail" and (not names or check.name in names) for check in self._found)
+
+    def is_full(self, name: str) -> bool:
+        """Whether further failures under this name are only counted, so that no message needs to be made."""
+        return self._count[name, "fail"] >= MAX_PER_NAME
 
     def checks(self) -> list[Check]:
         """All checks, with one line for those left out."""
-        return self._checks + [
-            Check(name, verdict, f"{count - MAX_PER_NAME} more findings of this kind are left out.")  # type: ignore[arg-type]
+        found = {check.name for check in self._found}
+        passed = [Check(name, "pass") for name in self._settled if name not in found]
+        return passed + self._found + self._summaries()
+
+    def _summaries(self) -> list[Check]:
+        return [
+            Check(name, verdict, f"{count - MAX_PER_NAME} more findings of this kind are left out.")
             for (name, verdict), count in self._count.items()
             if count > MAX_PER_NAME
         ]
@@ -73,4 +81,4 @@ class Findings:
     def _add(self, name: str, verdict: Verdict, message: str, subject: str) -> None:
         self._count[name, verdict] += 1
         if self._count[name, verdict] <= MAX_PER_NAME:
-            self._checks.append(Check(name, verdict, message, subject[:512]))
+            self._found.append(Check(name, verdict, message, subject[:512]))

@@ -1,0 +1,179 @@
+"""Judges an adapter's files against a base: the one door for registry, engine and command line.
+
+`check_adapter` reads each file at most once per purpose, in bounded memory, never unpickles and never raises for what
+the files hold. The order of its calls is the order in which a team should mend things.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from loraplex_registry.peft.base_rule import judge_base_name
+from loraplex_registry.peft.config import AdapterConfig, LoraSettings, judge_config
+from loraplex_registry.peft.digest import TensorHash, canonical_config, canonical_digest
+from loraplex_registry.peft.errors import AdapterFileError
+from loraplex_registry.peft.file_rule import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    TEMPLATE_FILE,
+    WEIGHTS_FILE,
+    check_names,
+    judge_names,
+    judge_sizes,
+    judge_template,
+)
+from loraplex_registry.peft.findings import Findings
+from loraplex_registry.peft.header import TensorTable, read_open_header
+from loraplex_registry.peft.magic import PEEK_BYTES, find_foreign_format
+from loraplex_registry.peft.report import Report, build_report
+from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, LoraModule
+from loraplex_registry.peft.target import Resolution, judge_targets
+from loraplex_registry.peft.tensor_rule import judge_rank_limit, judge_whole_matrices, match_tensors
+from loraplex_registry.peft.tensor_scan import scan_tensor
+
+__all__ = ["check_adapter", "check_names"]
+
+
+def check_adapter(
+    files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool = False
+) -> tuple[Report, AdapterPlan | None]:
+    """Judge an adapter.
+
+    Args:
+        files: the folder's files by name; the paths may lie anywhere and are only read.
+        base: the base that the adapter is for; its `max_lora_rank` is the limit that holds.
+        forced_base: an administrator named the base, so a config of another name is only a warning.
+
+    Returns:
+        The report, and the plan for serving the adapter; the plan is None exactly where the verdict is `fail`.
+
+    Raises:
+        OSError: a file cannot be read, or no helper process can be started; says nothing about the adapter.
+    """
+    findings = Findings()
+    judge_names(list(files), findings)
+    judge_sizes(files, findings)
+    judge_template(files, findings)
+    config = _judge_config_file(files.get(CONFIG_FILE), findings)
+    if config is not None:
+        judge_base_name(config.base_name, base, findings, forced=forced_base)
+    plan = _judge_weights_file(files, config, base, findings)
+    is_refused = findings.has_failed()
+    report = build_report(
+        findings.checks(), honoured=_honoured(config, plan), refused=config.refused if config is not None else {}
+    )
+    return report, None if is_refused else plan
+
+
+def _judge_config_file(path: Path | None, findings: Findings) -> AdapterConfig | None:
+    if path is None:
+        return None
+    with path.open("rb") as file:
+        data = file.read(MAX_CONFIG_BYTES + 1)
+    return judge_config(data, findings) if len(data) <= MAX_CONFIG_BYTES else None
+
+
+def _judge_weights_file(
+    files: Mapping[str, Path], config: AdapterConfig | None, base: BaseSpec, findings: Findings
+) -> AdapterPlan | None:
+    path = files.get(WEIGHTS_FILE)
+    settings = config.settings if config is not None else None
+    if path is None:
+        _judge_declared_rank(settings, base, findings)
+        return None
+    with path.open("rb") as file:
+        table = _judge_header(file, findings)
+        if table is None or settings is None or findings.has_failed("base_mismatch"):
+            _judge_declared_rank(settings, base, findings)
+            return None
+        resolution, modules = _judge_structure(table, settings, base, findings)
+        if resolution is None or findings.has_failed():
+            return None
+        hashes = _scan_tensors(file, table, findings)
+    template_sha256 = _hash_template(files.get(TEMPLATE_FILE))
+    return _build_plan(canonical_config(settings, resolution), modules, hashes, base, template_sha256)
+
+
+def _judge_header(file: BinaryIO, findings: Findings) -> TensorTable | None:
+    foreign = find_foreign_format(file.read(PEEK_BYTES))
+    for check, message in foreign:
+        findings.fail(check, message, WEIGHTS_FILE)
+    if foreign:
+        return None
+    try:
+        table = read_open_header(file, WEIGHTS_FILE)
+    except AdapterFileError as error:
+        findings.fail_with(error)
+        return None
+    findings.settle("lfs_pointer", "format", "header", "truncated")
+    return table
+
+
+def _judge_structure(
+    table: TensorTable, settings: LoraSettings, base: BaseSpec, findings: Findings
+) -> tuple[Resolution | None, list[LoraModule]]:
+    """Everything that config, header and base say together."""
+    resolution = judge_targets(settings, base, findings)
+    targets = resolution.targets if resolution is not None else ()
+    judge_rank_limit([target.rank for target in targets] or [settings.r], base, findings)
+    if findings.has_failed("field_unsupported"):
+        judge_whole_matrices(table, base, findings)
+        return resolution, []
+    if resolution is None or findings.has_failed("target_modules"):
+        return None, []
+    return resolution, match_tensors(table, targets, base, findings)
+
+
+def _judge_declared_rank(settings: LoraSettings | None, base: BaseSpec, findings: Findings) -> None:
+    if settings is not None:
+        judge_rank_limit([settings.r], base, findings)
+
+
+def _scan_tensors(file: BinaryIO, table: TensorTable, findings: Findings) -> list[TensorHash]:
+    hashes = []
+    for ref in table.tensors:
+        try:
+            sha256, is_finite = scan_tensor(file, ref)
+        except AdapterFileError as error:
+            findings.fail_with(error)
+            break
+        hashes.append(TensorHash.of(ref, sha256))
+        if not is_finite:
+            message = f"{ref.name} holds NaN or infinity; train again or repair the checkpoint."
+            findings.fail("non_finite", message, ref.name)
+    findings.settle("non_finite")
+    return hashes
+
+
+def _hash_template(path: Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _build_plan(
+    config: dict[str, Any],
+    modules: list[LoraModule],
+    hashes: list[TensorHash],
+    base: BaseSpec,
+    template_sha256: str | None,
+) -> AdapterPlan:
+    return AdapterPlan(
+        digest=canonical_digest(base.fingerprint, config, hashes, template_sha256=template_sha256),
+        base_fingerprint=base.fingerprint,
+        config=config,
+        rank=max(module.rank for module in modules),
+        target_modules=tuple(sorted({module.path.rpartition(".")[2] for module in modules})),
+        num_parameters=sum(module.rank * (module.a.shape[1] + module.b.shape[0]) for module in modules),
+        modules=tuple(modules),
+    )
+
+
+def _honoured(config: AdapterConfig | None, plan: AdapterPlan | None) -> dict[str, Any]:
+    if plan is not None:
+        return plan.config
+    settings = config.settings if config is not None else None
+    return msgspec.to_builtins(settings) if settings is not None else {}
