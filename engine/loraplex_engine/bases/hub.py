@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import threading
@@ -122,13 +121,13 @@ def _check_digest(path: Path, file: RepoSibling) -> None:
 
 def _relay(progress: PullProgress) -> Any:
     """A `tqdm` that moves our bar instead of drawing its own."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class Relay(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             progress.advance(int(kwargs.get("initial") or 0))
-            super().__init__(*args, **{**kwargs, "file": open(os.devnull, "w"), "disable": False})  # noqa: SIM115, PTH123
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
             progress.advance(int(n or 0))

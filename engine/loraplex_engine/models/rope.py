@@ -87,13 +87,18 @@ def _check_plain(config: Mapping[str, Any], scaling: Mapping[str, Any]) -> None:
         raise BaseUnsupportedError("rope_interleaved is not served.")
 
 
-def build_cos_sin(rope: Rope, head_dim: int, max_len: int) -> Tensor:
-    """The angles of positions 0 to max_len - 1: [max_len, D] float32, D / 2 cosines, then D / 2 sines."""
+def build_cos_sin(rope: Rope, head_dim: int, max_len: int, dtype: torch.dtype) -> Tensor:
+    """The angles of positions 0 to max_len - 1: [max_len, D], D / 2 cosines, then D / 2 sines.
+
+    float32 whatever the model's `dtype`, but float64 in a float64 model, whose angles are float32's too: that is how
+    `transformers` computes them.
+    """
     import torch
 
     frequencies, scale = _frequencies(rope, head_dim)
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+    table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+    return table.double() if dtype is torch.float64 else table
 
 
 def _frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
