@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from loraplex_engine.ops.lora import LoraTable, Segments
+    from loraplex_engine.ops.lora.segment import Segments
+    from loraplex_engine.ops.lora.table import LoraTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ from loraplex_engine.config import CoreLaunch
 from loraplex_engine.core.request import Request
 from loraplex_engine.engine import Engine
 from loraplex_engine.errors import EngineError, RequestError
-from loraplex_engine.loop.assembly import build_engine
+from loraplex_engine.loop.assembly import build_engine, build_loader_process
 from loraplex_engine.loop.calls import AdapterCalls
+from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.wire import messages as wire
+from loraplex_registry.peft.spec import BaseSpec
 
 _log = logging.getLogger(__name__)
 _MAX_IDLE_MS = 200
@@ -49,8 +51,18 @@ def run_core(launch: CoreLaunch) -> int:
         outbox.close(linger=2000)
         return 3
     send(engine.facts)
-    CoreLoop(engine, inbox, send, wake_sockets=[loader_socket]).run()
+    CoreLoop(engine, inbox, send, wake_sockets=[loader.socket]).run()
     return 0
+
+
+def _build(launch: CoreLaunch, on_progress: Callable[[str], None]) -> tuple[Engine, LoaderProcess]:
+    loaders: list[LoaderProcess] = []
+
+    def build_loader(spec: BaseSpec, dtype_name: str) -> LoaderProcess:
+        loaders.append(build_loader_process(launch.config, launch.engine_key)(spec, dtype_name))
+        return loaders[0]
+
+    return build_engine(launch.config, build_loader, on_progress), loaders[0]
 
 
 class CoreLoop:

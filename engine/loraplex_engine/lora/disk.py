@@ -19,7 +19,9 @@ from loraplex_registry.peft.spec import AdapterPlan, BaseSpec
 from loraplex_registry.wire.client import ArtifactClient
 from loraplex_registry.wire.digest import artifact_path
 
-_FILES = ("adapter_config.json", "adapter_model.safetensors")
+_WEIGHTS = "adapter_model.safetensors"
+_FILES = ("adapter_config.json", _WEIGHTS, "chat_template.jinja")
+"""The files that the digest is made of; the others of a version stay in the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,11 @@ class AdapterDisk:
                 if is_last:
                     raise
                 continue
-            return VerifiedAdapter(plan, folder / _FILES[1], fetch_s, time.monotonic() - started_at)
+            return VerifiedAdapter(plan, folder / _WEIGHTS, fetch_s, time.monotonic() - started_at)
         raise AssertionError("unreachable")
 
     def _fetch(self, digest: str, folder: Path) -> float:
-        if all((folder / name).is_file() for name in _FILES):
+        if folder.is_dir():
             return 0.0
         if self._client is None:
             raise DigestMismatchError(
@@ -76,7 +78,8 @@ class AdapterDisk:
         with tempfile.TemporaryDirectory(dir=self._root, prefix=".fetch-") as temporary:
             target = Path(temporary) / "files"
             target.mkdir(mode=0o700)
-            for name in _FILES:
+            present = {file.name for file in self._client.manifest(digest).files}
+            for name in present.intersection(_FILES):
                 self._client.fetch_file(digest, name, target / name)
                 _sync(target / name)
             self._verified[digest] = self._check(digest, target)
@@ -92,7 +95,8 @@ class AdapterDisk:
 
     def _check(self, digest: str, folder: Path) -> AdapterPlan:
         # the registry has judged the base's name, perhaps overruled by an admin; the digest binds its fingerprint
-        report, plan = check_adapter({name: folder / name for name in _FILES}, self._base, forced_base=True)
+        files = {name: folder / name for name in _FILES if (folder / name).exists()}
+        report, plan = check_adapter(files, self._base, forced_base=True)
         if plan is None:
             reasons = "; ".join(check.message for check in report.checks if check.verdict == "fail")
             raise DigestMismatchError(f"The adapter {digest} does not fit this base: {reasons}")

@@ -56,7 +56,7 @@ class LoaderProcess:
     def _receive(self) -> list[LoadResult]:
         results: list[LoadResult] = []
         while self.socket.poll(0):
-            result: LoadResult = msgspec.msgpack.decode(self.socket.recv(), type=LoadResult)  # type: ignore[arg-type]
+            result: LoadResult = msgspec.msgpack.decode(self.socket.recv(), type=LoadResult)
             self._in_flight.discard(result.digest)
             results.append(result)
         return results

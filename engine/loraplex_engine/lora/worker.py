@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -96,10 +97,11 @@ def pack(digest: str, adapter: VerifiedAdapter, dtype: str) -> LoadDone:
 
 def read_tensor(source: mmap.mmap, ref: TensorRef) -> NDArray[np.float32]:
     """Return the tensor as float32, whatever it is stored as."""
-    raw = np.frombuffer(source, dtype=_STORED[ref.dtype], count=ref.shape[0] * ref.shape[1], offset=ref.start)
+    raw: NDArray[Any] = np.frombuffer(source[ref.start : ref.stop], dtype=_STORED[ref.dtype])
+    values: NDArray[np.float32] = raw.astype(np.float32)
     if ref.dtype == "BF16":
-        return (raw.astype(np.uint32) << 16).view(np.float32).reshape(ref.shape)
-    return raw.astype(np.float32).reshape(ref.shape)
+        values = (raw.astype(np.uint32) << 16).view(np.float32)
+    return values.reshape(ref.shape)
 
 
 def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -118,7 +120,7 @@ def become_background() -> None:
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files of mode 0600 whose names go as soon as they are mapped
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
-_STORED = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 def _write(target: mmap.mmap, start: int, values: NDArray[np.float32], dtype: str) -> None:
