@@ -13,8 +13,8 @@ from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
 from loraplex.client.connection import Connection, check_response, decode, lost
 from loraplex.client.errors import ClientError
 from loraplex.client.types import Adapter, Alias, AliasChange, Base, Key, Model, Tenant
-from loraplex.client.upload import CountingFile, Progress
-from loraplex_registry.wire.adapter import Target, VersionView
+from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES, CountingFile, Progress
+from loraplex_registry.wire.adapter import VersionView
 
 LIVE = "live"
 
@@ -151,22 +151,43 @@ class Management:
         """Return every change of `live`, newest first."""
         return self.connection.list(f"{_alias_path(tenant, adapter, LIVE)}/history", AliasChange)
 
-    def download(self, version: VersionView, name: str, target: Path, on_write: Progress) -> None:
-        """Write one file of a version to `target`."""
+    def download_all(self, version: VersionView, folder: Path, on_write: Progress) -> list[str]:
+        """Write a version's files into `folder` and return their names.
+
+        Raises:
+            ClientError: A file that every adapter has is missing, or the server refused.
+        """
+        names = []
+        for name in (*REQUIRED_FILES, *OPTIONAL_FILES):
+            try:
+                self._download(version, name, folder / name, on_write)
+            except ClientError as error:
+                if error.status != httpx.codes.NOT_FOUND or name in REQUIRED_FILES:
+                    raise
+            else:
+                names.append(name)
+        return names
+
+    def list_usage(self, **params: Any) -> list[dict[str, Any]]:
+        """Return sums of usage, a row a group; `params` as the route takes them."""
+        return self.connection.list("/api/v1/usage", dict, **params)
+
+    def _download(self, version: VersionView, name: str, target: Path, on_write: Progress) -> None:
+        """Write one file under a temporary name, and under its own when it is whole."""
         path = f"{_version_path(version.tenant, version.adapter, version.version)}/files/{quote(name, safe='')}"
-        http = self.connection.http
+        draft = target.with_name(f".{target.name}.part")
         try:
-            with http.stream("GET", path) as response, target.open("wb") as file:
+            with self.connection.http.stream("GET", path) as response:
                 check_response(response)
-                for chunk in response.iter_bytes():
-                    file.write(chunk)
-                    on_write(len(chunk))
+                with draft.open("wb") as file:
+                    for chunk in response.iter_bytes():
+                        file.write(chunk)
+                        on_write(len(chunk))
+            draft.replace(target)
         except httpx.TransportError as error:
             raise lost(self.connection.url, error) from error
-
-    def get_usage(self, **params: Any) -> dict[str, Any]:
-        """Return sums of usage; `params` as the route takes them."""
-        return self.connection.get("/api/v1/usage", dict, params=params)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def _send_files(
         self, tenant: str, adapter: str, files: list[Path], on_read: Progress, params: dict[str, Any]

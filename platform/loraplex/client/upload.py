@@ -9,6 +9,18 @@ from pathlib import Path
 from loraplex.client.errors import ClientError
 
 Progress = Callable[[int], None]
+REQUIRED_FILES = ("adapter_config.json", "adapter_model.safetensors")
+OPTIONAL_FILES = (
+    "README.md",
+    "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+)
+"""What an adapter's folder may hold besides; a download asks for each."""
 
 
 class CountingFile(io.FileIO):

@@ -29,13 +29,19 @@ class _PullResult(msgspec.Struct):
     folder: str
 
 
-async def pull_base(spec: str, env: dict[str, str]) -> PulledBase:
+async def pull_base(spec: str, served_name: str, env: dict[str, str]) -> PulledBase:
     """Fetch a base unless the cache has it; progress goes to standard error.
+
+    Args:
+        spec: Folder, hub id, .gguf file or name.
+        served_name: Name of the base in the API; empty takes the one that follows from `spec`.
+        env: Environment of the engine's program, with the cache's place.
 
     Raises:
         UpError: It could not be had; the engine's program has said why.
     """
-    argv = (sys.executable, "-m", "loraplex_engine", "pull", spec, "--json")
+    argv: tuple[str, ...] = (sys.executable, "-m", "loraplex_engine", "pull", spec, "--json")
+    argv += ("--served-model-name", served_name) if served_name else ()
     process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     if process.returncode != 0:

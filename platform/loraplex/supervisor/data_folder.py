@@ -1,6 +1,6 @@
 """The data folder of a one-machine platform. `DataFolder` locks it and makes in it what the gateway does not.
 
-    admin.key  key.pepper  signing.pem  verify.pem  engine.key  url  lock  loraplex.db  objects/  logs/  backups/
+    admin.key  key.pepper  signing.pem  verify.pem  engine.key  url  lock  loraplex.db  objects/  logs/
 
 Secrets are made at first start, readable by their owner only, and kept: a new pepper would void every API key.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loraplex.client.location import URL_FILE
+from loraplex.client.location import ADMIN_KEY_FILE, URL_FILE
 from loraplex.keys.files import load_signing_key
 from loraplex.supervisor.errors import FolderInUseError
 from loraplex_registry.wire.identity import TokenSigner
@@ -30,7 +30,7 @@ class DataFolder:
         self.path = path.expanduser().resolve()
         self.url = self.path / URL_FILE
         self.database = self.path / "loraplex.db"
-        self.backups = self.path / "backups"
+        self.admin_key = self.path / ADMIN_KEY_FILE
         self.verify_keys = self.path / "verify.pem"
         self.engine_key = self.path / "engine.key"
 

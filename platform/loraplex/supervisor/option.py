@@ -18,6 +18,8 @@ class UpOptions:
     """Machine-wide cache of bases and built code."""
     base: str = DEFAULT_BASE
     """What `loraplex base pull` takes: folder, hub id, .gguf file or name."""
+    served_model_name: str = ""
+    """Name of the base in the API; empty takes the one of its last part."""
     host: str = "127.0.0.1"
     port: int = 8080
     """Where the gateway listens; port 0 takes a free one."""

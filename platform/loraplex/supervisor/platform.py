@@ -135,10 +135,10 @@ async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
 async def _prepare(options: UpOptions, environ: Mapping[str, str], folder: DataFolder, display: Display) -> PulledBase:
     with display.stage("Base model", spinner=False) as stage:
         env = build_environment(environ, "engine") | {"LORAPLEX_CACHE_DIR": str(options.cache_dir)}
-        base = await pull_base(options.base, env)
+        base = await pull_base(options.base, options.served_model_name, env)
         stage.result = base.spec.name
     with display.stage("Database") as stage:
-        stage.result = await migrate(folder, build_control_environment(environ, folder))
+        stage.result = await migrate(build_control_environment(environ, folder))
     return base
 
 

@@ -1,0 +1,94 @@
+"""The root of the `loraplex` command: what there is, and what becomes of errors. Modules are imported when used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from loraplex.version import __version__
+
+_EXAMPLES = """\
+Try it:
+
+  loraplex up --demo                              four answers in one batch
+  loraplex up                                     a platform on this machine
+  loraplex tenants create team-x                  in another terminal
+  loraplex adapters push ./my-adapter --as team-x
+  loraplex chat --model team-x "Hello!"
+
+Clients read LORAPLEX_URL and LORAPLEX_API_KEY, and without them
+use the platform that `up` runs for this user on this machine.
+"""
+_RUN = Group("Run", sort_key=0)
+_MANAGE = Group("Manage", sort_key=1)
+_USE = Group("Use", sort_key=2)
+_COMMANDS = (
+    ("up", "loraplex.cli.up:up", _RUN, "Run everything on this machine: gateway, registry, engine."),
+    ("gateway", "loraplex.cli.parts:gateway", _RUN, "Run the gateway with the registry."),
+    ("engine", "loraplex.cli.parts:engine", _RUN, "Run one engine."),
+    ("db", "loraplex.cli.db:app", _RUN, "Bring the database to this program's revision."),
+    ("base", "loraplex.cli.base:app", _RUN, "Fetch base models."),
+    ("tenants", "loraplex.cli.tenants:app", _MANAGE, "Create and change teams."),
+    ("keys", "loraplex.cli.keys:app", _MANAGE, "Create and revoke API keys."),
+    ("adapters", "loraplex.cli.adapters:app", _MANAGE, "Upload, promote, roll back and retire adapters."),
+    ("usage", "loraplex.cli.usage:usage", _MANAGE, "Sum up tokens and requests."),
+    ("status", "loraplex.cli.status:status", _MANAGE, "Say what runs and what it serves."),
+    ("chat", "loraplex.cli.chat:chat", _USE, "Talk to a model."),
+)
+_COMMAND_EXAMPLES = {
+    "up": "loraplex up --demo\n  loraplex up --base ./Qwen2.5-0.5B-Instruct --max-loras 16 --port 8000",
+    "gateway": "LORAPLEX_DATABASE_URL=... LORAPLEX_OBJECT_STORE_URL=... loraplex gateway --listen 127.0.0.1:8080",
+    "engine": "loraplex engine --base smollm2-135m --listen 127.0.0.1:8100 --registry-url http://127.0.0.1:8080",
+    "usage": "loraplex usage --from 2027-01-01 --group-by tenant,day",
+    "status": "loraplex status --json",
+    "chat": 'loraplex chat --model team-x "Hello!"\n  loraplex chat --model team-x/support@2 --temperature 0',
+}
+
+
+def build_app() -> App:
+    """Return the command tree; commands are named here and imported when they run."""
+    app = App(
+        name="loraplex",
+        help="Forty tunes, one copy: many teams' LoRA adapters served over one base model.",
+        help_epilogue=_EXAMPLES,
+        help_format="plaintext",
+        version=__version__,
+        default_parameter=Parameter(show_default=False),
+    )
+    for i, (name, where, group, summary) in enumerate(_COMMANDS):
+        example = _COMMAND_EXAMPLES.get(name)
+        epilogue = {"help_epilogue": f"Examples:\n\n  {example}\n"} if example else {}
+        app.command(where, name=name, group=group, help=summary, sort_key=i, **epilogue)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 only on success, 2 for a wrong call, 130 for Ctrl-C."""
+    app = build_app()
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = app(tokens, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # noqa: BLE001 - each part has its own tree of errors; faults are raised again
+        return _explain(error)
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _explain(error: Exception) -> int:
+    """Print an error that has words for its reader; others are faults of this program and keep their trace."""
+    from loraplex.cli.output import fail, stderr
+    from loraplex.cli.report import print_report
+
+    message = getattr(error, "message", None)
+    if not isinstance(message, str):
+        raise error
+    fail(message, code=getattr(error, "code", ""), param=getattr(error, "param", None))
+    report = getattr(error, "report", None)
+    if report is not None:
+        print_report(stderr(), report)
+    return int(getattr(error, "exit_code", 1))

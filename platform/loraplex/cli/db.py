@@ -1,0 +1,65 @@
+"""`loraplex db`: the only commands that look at, and change, the database's schema."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from loraplex.cli.output import AsJson, done, print_facts, print_json, say
+
+app = App(
+    name="db",
+    help="Bring the database to this program's revision.",
+    help_format="plaintext",
+    help_epilogue="Example:\n\n  LORAPLEX_DATABASE_URL=postgresql+psycopg://... loraplex db upgrade\n",
+)
+Url = Annotated[
+    str | None,
+    Parameter(name="--url", help="The database; default LORAPLEX_DATABASE_URL, else SQLite in LORAPLEX_DATA_DIR."),
+]
+
+
+@app.command
+def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
+    """Move the database to this program's revision: under a lock, and after copying a SQLite file."""
+    from loraplex_registry.db.migration import upgrade as run
+
+    result = run(_find_url(url))
+    if as_json:
+        copy = str(result.copy) if result.copy else None
+        print_json({"before": result.before, "after": result.after, "copy": copy})
+    elif result.is_changed:
+        done(f"The database went from {result.before or 'empty'} to {result.after}.")
+        if result.copy:
+            say(f"A copy of what it was: {result.copy}")
+    else:
+        done(f"The database is at {result.after}; nothing to do.")
+
+
+@app.command
+def current(*, url: Url = None, as_json: AsJson = False) -> int:
+    """Show the database's revision and this program's; the exit code is 3 if they differ."""
+    from loraplex_registry.db.migration import current as find
+    from loraplex_registry.db.migration import head
+
+    found, needed = find(_find_url(url)), head()
+    facts = {"current": found, "head": needed, "is_current": found == needed}
+    if as_json:
+        print_json(facts)
+    else:
+        print_facts(facts)
+        if found != needed:
+            say("Run: loraplex db upgrade")
+    return 0 if found == needed else 3
+
+
+def _find_url(told: str | None) -> str:
+    if told:
+        return told
+    from loraplex.client.location import default_data_dir
+    from loraplex_registry.wire.setting import read_settings
+
+    settings = read_settings(os.environ, "up")
+    return settings.get("database_url") or f"sqlite+aiosqlite:///{default_data_dir(os.environ).resolve()}/loraplex.db"

@@ -1,0 +1,92 @@
+"""What the command line prints: data to standard output (tables, or JSON with `--json`), all else to standard error.
+
+Text of servers, models and files is hostile: it is printed as plain text, without markup or control characters.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
+
+_CONTROL = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
+_CONTROL_BUT_LINES = {code: sign for code, sign in _CONTROL.items() if chr(code) not in "\n\t"}
+
+
+@cache
+def stdout() -> Console:
+    """The console for data."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+@cache
+def stderr() -> Console:
+    """The console for progress, hints and errors."""
+    return Console(stderr=True, highlight=False)
+
+
+def clean(text: str) -> str:
+    """Return text without control characters; lines and tabs stay."""
+    return text.translate(_CONTROL_BUT_LINES)
+
+
+def cell(value: Any) -> Text:
+    """Return a value as a table shows it: one line of plain text."""
+    if value is None or value == "":
+        return Text("-", style="dim")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, list | tuple):
+        return cell(", ".join(str(item) for item in value))
+    return Text(str(value).translate(_CONTROL))
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document."""
+    body = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    sys.stdout.write(body.decode() + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:
+    """Print rows under a title, or `empty` (what to do to have some) on standard error if there are none."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, style="", header_style="dim", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell(value) for value in row))
+    if table.row_count:
+        stdout().print(table)
+    else:
+        say(empty)
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print one object, a fact a line."""
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        stdout().print(Text.assemble((name.ljust(width + 2), "dim"), cell(value)))
+
+
+def say(text: str) -> None:
+    """Print a hint to standard error, as it stands."""
+    stderr().print(Text(clean(text)))
+
+
+def done(text: str) -> None:
+    """Print that something was done to standard error."""
+    stderr().print(Text.assemble(("✓ ", "green"), clean(text)))
+
+
+def fail(message: str, *, code: str = "", param: str | None = None) -> None:
+    """Print an error to standard error."""
+    facts = ", ".join(part for part in (code, f"param {param}" if param else "") if part)
+    stderr().print(Text.assemble(("error: ", "bold red"), clean(message), (f"  [{facts}]" if facts else "", "dim")))

@@ -1,0 +1,125 @@
+"""`loraplex up`: everything on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from loraplex.cli.engine_flag import EngineFlags
+from loraplex.cli.output import AsJson, print_json, say, stderr, stdout
+
+if TYPE_CHECKING:
+    from loraplex.supervisor.platform import RunningPlatform
+
+_DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8080
+_NO_FLAGS = EngineFlags()
+
+
+def up(
+    *,
+    base: str | None = None,
+    data_dir: Path | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    served_model_name: str | None = None,
+    insecure_behind_proxy: Annotated[bool, Parameter(negative=())] = False,
+    demo: Annotated[bool, Parameter(negative=())] = False,
+    once: Annotated[bool, Parameter(negative=())] = False,
+    engine_flags: EngineFlags = _NO_FLAGS,
+    as_json: AsJson = False,
+) -> None:
+    """Run everything on this machine until Ctrl-C: gateway, registry and engine, with SQLite and a folder of objects.
+
+    At first start it prints the admin key, which also lies in DATA_DIR/admin.key. Logs are in DATA_DIR/logs.
+
+    Args:
+        base: Folder, hub id, .gguf file or name; fetched if absent. Default LORAPLEX_ENGINE_BASE, else smollm2-135m.
+        data_dir: Database, objects and keys. Default LORAPLEX_DATA_DIR, else ~/.local/share/loraplex.
+        host: Address to listen on; another than loopback needs --insecure-behind-proxy.
+        port: Port to listen on, 8080 if not given; 0 takes a free one.
+        served_model_name: Name of the base in the API.
+        insecure_behind_proxy: Listen beyond this machine without TLS, because a proxy in front has it.
+        demo: Show three example teams and the base answering one question, in a data folder that is thrown away.
+        once: With --demo: stop after the answers.
+        engine_flags: Passed on to the engine.
+        as_json: Print one line of JSON with url, base and key file when it serves.
+    """
+    from loraplex.client.location import default_data_dir
+    from loraplex.supervisor.display import Display
+    from loraplex.supervisor.errors import UpError
+    from loraplex.supervisor.option import DEFAULT_BASE, UpOptions
+    from loraplex.supervisor.platform import run_platform
+    from loraplex_registry.wire.setting import read_settings
+
+    if once and not demo:
+        raise UpError("--once belongs to --demo: it stops the demonstration after the answers.")
+    settings = read_settings(os.environ, "up")
+    told_host, told_port = split_listen(settings.get("listen"))
+    with ExitStack() as stack:
+        if demo and data_dir is None:
+            data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="loraplex-demo-")))
+        options = UpOptions(
+            data_dir=data_dir or default_data_dir(os.environ),
+            cache_dir=Path(settings["cache_dir"]).expanduser().absolute(),
+            base=base or settings.get("engine_base") or DEFAULT_BASE,
+            served_model_name=served_model_name or settings.get("engine_served_model_name") or "",
+            host=host or told_host or _DEFAULT_HOST,
+            port=port if port is not None else 0 if demo else told_port or _DEFAULT_PORT,
+            insecure_behind_proxy=insecure_behind_proxy,
+            engine_flags=engine_flags.to_argv(),
+        )
+
+        async def on_ready(platform: RunningPlatform) -> None:
+            if as_json:
+                print_ready(platform)
+            if demo:
+                from loraplex.demo.show import run_demo
+
+                await run_demo(platform, stdout(), stop_after=once)
+            elif not as_json:
+                greet(platform)
+
+        asyncio.run(run_platform(options, os.environ, Display(stderr()), on_ready))
+
+
+def split_listen(text: str | None) -> tuple[str | None, int | None]:
+    """Return host and port of LORAPLEX_LISTEN.
+
+    Raises:
+        UpError: It is not HOST:PORT.
+    """
+    from loraplex.supervisor.errors import UpError
+
+    if not text:
+        return None, None
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UpError(f"LORAPLEX_LISTEN must be HOST:PORT, not {text!r}.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def print_ready(platform: RunningPlatform) -> None:
+    """Print one document for programs; the key itself stays in its file."""
+    print_json(
+        {
+            "url": platform.url,
+            "base": platform.base.spec.name,
+            "admin_key_file": str(platform.folder.admin_key),
+            "data_dir": str(platform.folder.path),
+        }
+    )
+
+
+def greet(platform: RunningPlatform) -> None:
+    """Print where it serves, the key at first start, and what to do next."""
+    stdout().print(f"Loraplex serves {platform.base.spec.name} at {platform.url}", soft_wrap=True)
+    if platform.is_new_key:
+        stdout().print(f"Admin key (also in {platform.folder.admin_key}): {platform.admin_key}", soft_wrap=True)
+    say('Next, in another terminal: loraplex tenants create team-x; loraplex chat --model smollm2-135m "Hello!"')
+    say("Ctrl-C stops it.")
