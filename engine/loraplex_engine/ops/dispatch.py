@@ -1,20 +1,23 @@
 """Which form of each op serves which device and dtype: the one place where a form is chosen.
 
-A device gets its own kernels by a row in `_BUILDERS`; what has no row is served by the torch form. float64 is always
-served by the naive form, so that the whole model can run as its own definition.
+A device and dtype get their own kernels by a row in `_BUILDERS`; what has no row is served by the torch form. float64
+on the CPU is served by the naive form, so that the whole model can run as its own definition.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from loraplex_engine.ops import naive
+from loraplex_engine.ops import naive, torch_form
 from loraplex_engine.ops.lora import naive as lora_naive
+from loraplex_engine.ops.lora import torch_form as lora_torch_form
+from loraplex_engine.ops.native import cpu as lora_native
+from loraplex_engine.ops.native.build import native_status
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,48 @@ def _naive_kernels() -> Kernels:
     )
 
 
-_BUILDERS: Mapping[str, Callable[[], Kernels]] = {}
+def _torch_kernels() -> Kernels:
+    return replace(
+        _naive_kernels(),
+        name="torch",
+        paged_attention=torch_form.paged_attention,
+        lora_shrink=lora_torch_form.lora_shrink,
+        lora_expand=lora_torch_form.lora_expand,
+        lora_add=lora_torch_form.lora_add,
+    )
+
+
+def _cpu_kernels() -> Kernels:
+    if native_status().form != "native":
+        return _torch_kernels()
+    ops = torch.ops.loraplex
+    return Kernels(
+        name="native",
+        rms_norm=ops.rms_norm.default,
+        add_rms_norm=ops.add_rms_norm.default,
+        head_rms_norm=ops.head_rms_norm.default,
+        silu_and_mul=ops.silu_and_mul.default,
+        rope_and_store=ops.rope_and_store.default,
+        paged_attention=ops.paged_attention.default,
+        lora_shrink=lora_native.lora_shrink,
+        lora_expand=lora_native.lora_expand,
+        lora_add=lora_native.lora_add,
+    )
+
+
+_BUILDERS: Mapping[tuple[str, torch.dtype], Callable[[], Kernels]] = {
+    ("cpu", torch.float32): _cpu_kernels,
+    ("cpu", torch.bfloat16): _cpu_kernels,
+    ("cpu", torch.float64): _naive_kernels,
+}
 
 
 @functools.cache
-def _select(device_type: str, dtype: torch.dtype) -> Kernels:
-    if dtype is torch.float64:
-        return _naive_kernels()
-    return _BUILDERS.get(device_type, _naive_kernels)()
+def select_kernels(device_type: str, dtype: torch.dtype) -> Kernels:
+    """The kernels for a device type (`cpu`, `cuda`) and a model dtype."""
+    return _BUILDERS.get((device_type, dtype), _torch_kernels)()
 
 
 def kernels_for(x: Tensor) -> Kernels:
     """The kernels that serve tensors like `x`."""
-    return _select(x.device.type, x.dtype)
+    return select_kernels(x.device.type, x.dtype)

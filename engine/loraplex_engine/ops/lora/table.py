@@ -88,6 +88,8 @@ class LoraTable:
         """[N, L, 4, 3] float32; NaN where the slot has no module."""
         self.occupied = torch.zeros(num_slots, dtype=torch.int8, device=device)
         """[N] int8: 1 where the slot holds an adapter. A row that names another slot is an error, never a base row."""
+        self.features = torch.tensor([self._feature_rows(group) for group in GROUPS], dtype=torch.int64, device=device)
+        """[4, 3, 3] int64 per (group, slice): first output column, output columns, input columns."""
         self._modules: list[dict[tuple[int, str, int], LoraModule]] = [{} for _ in range(num_slots)]
 
     def set_module(
@@ -132,6 +134,11 @@ class LoraTable:
     def width(self, group: str) -> int:
         """Columns of shrink's result for a group: `max_rank` for each slice."""
         return len(GROUPS[group]) * self.max_rank
+
+    def _feature_rows(self, group: str) -> list[tuple[int, int, int]]:
+        shape = self.shapes[group]
+        rows = [(o, n, shape.in_features) for o, n in zip(shape.offsets, shape.out_features, strict=True)]
+        return rows + [(0, 0, 0)] * (MAX_SLICES - len(rows))
 
     def _check_matrices(self, group: str, slice_index: int, a: Tensor, b: Tensor) -> None:
         shape = self.shapes[group]

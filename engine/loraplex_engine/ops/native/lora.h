@@ -1,0 +1,175 @@
+// Segmented LoRA over a table of pointers, each module at its own rank.
+//
+// Work is cut into tasks of some rows of one segment and some ranks (shrink) or columns (expand) of one slice. A sum runs
+// in an order fixed by K (shrink) or by the rank (expand), whatever the task holds beside it.
+#pragma once
+
+#include <vector>
+
+#include "vector.h"
+
+namespace loraplex {
+
+constexpr int64_t kRowsPerTask = 32;
+constexpr int64_t kRanksPerTask = 16;
+constexpr int64_t kColumnsPerTask = 512;
+constexpr int64_t kParallelProducts = 32768;  // products from which a second thread pays
+
+// What one launch needs; all arrays are borrowed.
+struct LoraLaunch {
+  const int64_t* entries;   // [N, L, groups, slices, 3]: address of A, address of B, rank
+  const float* scalings;    // [N, L, groups, slices]
+  const int64_t* features;  // [slices, 3]: first output column, output columns, input columns
+  const int32_t* rows;      // [T_lora]
+  const int32_t* starts;    // [S + 1]
+  const int32_t* slots;     // [S]
+  int64_t num_segments, slot_stride, place, num_slices;  // place: offset of (layer, group) within a slot, in slices
+  int64_t max_rank, in_features, out_features;
+
+  int64_t cell(int64_t segment, int64_t slice) const { return slots[segment] * slot_stride + place + slice; }
+  int64_t width() const { return num_slices * max_rank; }
+};
+
+struct LoraTask {
+  const void* matrix;           // A or B of the module
+  int64_t rank;
+  int64_t row_begin, row_end;   // positions in the sorted rows
+  int64_t begin, end;           // ranks (shrink) or columns of the slice (expand)
+  int64_t v_column;             // first column of the slice in v
+  int64_t y_column, width;      // of the slice in y
+  float scaling;
+};
+
+struct LoraPlan {
+  std::vector<LoraTask> shrink, expand;
+  int64_t products = 0;  // of the shrink, to judge whether threads pay
+};
+
+inline void plan_module(const LoraLaunch& l, int64_t segment, int64_t slice, LoraPlan& plan) {
+  const int64_t cell = l.cell(segment, slice);
+  const int64_t* entry = l.entries + cell * 3;
+  const int64_t rank = entry[2], width = l.features[slice * 3 + 1];
+  if (rank == 0) return;
+  LoraTask task{nullptr, rank, 0, 0, 0, 0, slice * l.max_rank, l.features[slice * 3], width, l.scalings[cell]};
+  for (int64_t row = l.starts[segment]; row < l.starts[segment + 1]; row += kRowsPerTask) {
+    task.row_begin = row;
+    task.row_end = std::min<int64_t>(row + kRowsPerTask, l.starts[segment + 1]);
+    plan.products += (task.row_end - row) * rank * l.in_features;
+    task.matrix = reinterpret_cast<const void*>(entry[0]);
+    for (task.begin = 0; task.begin < rank; task.begin += kRanksPerTask) {
+      task.end = std::min(rank, task.begin + kRanksPerTask);
+      plan.shrink.push_back(task);
+    }
+    task.matrix = reinterpret_cast<const void*>(entry[1]);
+    for (task.begin = 0; task.begin < width; task.begin += kColumnsPerTask) {
+      task.end = std::min(width, task.begin + kColumnsPerTask);
+      plan.expand.push_back(task);
+    }
+  }
+}
+
+inline void make_plan(const LoraLaunch& l, LoraPlan& plan) {
+  plan.shrink.clear();
+  plan.expand.clear();
+  plan.products = 0;
+  for (int64_t segment = 0; segment < l.num_segments; ++segment)
+    for (int64_t slice = 0; slice < l.num_slices; ++slice) plan_module(l, segment, slice, plan);
+}
+
+// v[r][c] = x[r] . a[c] over k features.
+template <class T, int R, int C>
+inline void dot_block(const T* const* x, const T* a, int64_t k, float* v, int64_t v_stride) {
+  constexpr int64_t kStep = kLanes * kPerUnit<T>;
+  Vec acc[R][C] = {};
+  for (int64_t i = 0; i < k; i += kStep) {
+    Units left[R];
+    for (int r = 0; r < R; ++r) left[r] = load_units(x[r] + i, k - i);
+    for (int c = 0; c < C; ++c) {
+      const Units right = load_units(a + c * k + i, k - i);
+      for (int r = 0; r < R; ++r) acc[r][c] = multiply_add(acc[r][c], left[r], right, a);
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int c = 0; c < C; ++c) v[r * v_stride + c] = sum(acc[r][c]);
+}
+
+template <class T, int R>
+inline void shrink_rows(const LoraLaunch& l, const LoraTask& task, const T* x, int64_t row, float* v) {
+  const T* inputs[R];
+  for (int r = 0; r < R; ++r) inputs[r] = x + l.rows[row + r] * l.in_features;
+  const T* a = static_cast<const T*>(task.matrix);
+  float* out = v + row * l.width() + task.v_column;
+  const int64_t k = l.in_features;
+  int64_t c = task.begin;
+  for (; c + 4 <= task.end; c += 4) dot_block<T, R, 4>(inputs, a + c * k, k, out + c, l.width());
+  for (; c < task.end; ++c) dot_block<T, R, 1>(inputs, a + c * k, k, out + c, l.width());
+}
+
+// y[r][columns] += scaling * v[r] B[:, columns], V registers of columns from `column` on, `left` columns at most.
+template <class T, int R, int V>
+inline void expand_block(const LoraLaunch& l, const LoraTask& task, const float* v, int64_t row, int64_t column,
+                         int64_t left, T* y) {
+  const T* b = static_cast<const T*>(task.matrix) + column;
+  const float* weights = v + row * l.width() + task.v_column;
+  Vec acc[R][V] = {};
+  for (int64_t j = 0; j < task.rank; ++j) {
+    Vec right[V];
+    for (int i = 0; i < V; ++i) right[i] = load(b + j * task.width + i * kLanes, left - i * kLanes);
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < V; ++i) acc[r][i] = multiply_add(acc[r][i], splat(weights[r * l.width() + j]), right[i]);
+  }
+  for (int r = 0; r < R; ++r) {
+    T* out = y + l.rows[row + r] * l.out_features + task.y_column + column;
+    for (int i = 0; i < V; ++i) {
+      const int64_t n = left - i * kLanes;
+      const Vec sum = multiply_add(load(out + i * kLanes, n), acc[r][i], splat(task.scaling));
+      store(out + i * kLanes, sum, n);
+    }
+  }
+}
+
+template <class T, int R>
+inline void expand_rows(const LoraLaunch& l, const LoraTask& task, const float* v, int64_t row, T* y) {
+  constexpr int kVecs = 4;
+  int64_t column = task.begin;
+  for (; column + kVecs * kLanes <= task.end; column += kVecs * kLanes)
+    expand_block<T, R, kVecs>(l, task, v, row, column, kVecs * kLanes, y);
+  for (; column < task.end; column += kLanes) expand_block<T, R, 1>(l, task, v, row, column, task.end - column, y);
+}
+
+template <class T>
+inline void run_shrink(const LoraLaunch& l, const LoraTask& task, const T* x, float* v) {
+  int64_t row = task.row_begin;
+  for (; row + 4 <= task.row_end; row += 4) shrink_rows<T, 4>(l, task, x, row, v);
+  if (task.row_end - row == 3) shrink_rows<T, 3>(l, task, x, row, v);
+  if (task.row_end - row == 2) shrink_rows<T, 2>(l, task, x, row, v);
+  if (task.row_end - row == 1) shrink_rows<T, 1>(l, task, x, row, v);
+}
+
+template <class T>
+inline void run_expand(const LoraLaunch& l, const LoraTask& task, const float* v, T* y) {
+  int64_t row = task.row_begin;
+  for (; row + 4 <= task.row_end; row += 4) expand_rows<T, 4>(l, task, v, row, y);
+  if (task.row_end - row == 3) expand_rows<T, 3>(l, task, v, row, y);
+  if (task.row_end - row == 2) expand_rows<T, 2>(l, task, v, row, y);
+  if (task.row_end - row == 1) expand_rows<T, 1>(l, task, v, row, y);
+}
+
+// Shrink, expand, or one after the other in one parallel region. x or y is null where that half is not wanted.
+template <class T>
+inline void run_lora(const LoraLaunch& l, const T* x, float* v, T* y, int num_threads) {
+  static thread_local LoraPlan plan;
+  make_plan(l, plan);
+  const LoraPlan& tasks = plan;
+  const int64_t num_shrink = x ? int64_t(tasks.shrink.size()) : 0;
+  const int64_t num_expand = y ? int64_t(tasks.expand.size()) : 0;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && tasks.products > kParallelProducts)
+  {
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < num_shrink; ++i) run_shrink(l, tasks.shrink[i], x, v);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < num_expand; ++i) run_expand(l, tasks.expand[i], v, y);
+  }
+}
+
+}  // namespace loraplex

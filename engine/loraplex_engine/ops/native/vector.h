@@ -1,0 +1,193 @@
+// Sixteen lanes of float32 and how the two storage types, float32 and bfloat16, get into and out of them.
+//
+// Written in the compiler's vector extensions, so one source serves any width of registers.
+//
+// NOTE: a row's bits must not depend on how many rows are computed beside it. So products and sums are fused by
+// multiply_add alone, never where the compiler likes it (-ffp-contract=off), and -ffast-math is out of the question.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace loraplex {
+
+constexpr int kLanes = 16;
+
+typedef float Vec __attribute__((vector_size(64)));
+typedef uint32_t Units __attribute__((vector_size(64)));  // raw 32-bit units: one float32 or a pair of bfloat16
+typedef int32_t Mask __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class T>
+constexpr int kPerUnit = 4 / sizeof(T);
+
+inline Vec splat(float s) { return Vec{s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s}; }
+inline Units splat(uint32_t s) { return Units{s, s, s, s, s, s, s, s, s, s, s, s, s, s, s, s}; }
+
+template <class To, class From>
+inline To cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) { return cast<float>(uint32_t(x.bits) << 16); }
+
+inline Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+inline Vec load(const bf16* p) {
+  Halves h;
+  std::memcpy(&h, p, sizeof(h));
+  return cast<Vec>(__builtin_convertvector(h, Units) << 16);
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
+
+inline Units round_to_bf16(Vec v) {
+  const Units bits = cast<Units>(v);
+  const Units rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return v == v ? rounded : splat(0x7fc0u);
+}
+
+inline void store(bf16* p, Vec v) {
+  const Halves h = __builtin_convertvector(round_to_bf16(v), Halves);
+  std::memcpy(p, &h, sizeof(h));
+}
+
+// The first `n` elements, zeros after them; nothing past them is read.
+template <class T>
+inline Vec load(const T* p, int64_t n) {
+  if (n >= kLanes) return load(p);
+  T part[kLanes] = {};
+  std::memcpy(part, p, n * sizeof(T));
+  return load(part);
+}
+
+template <class T>
+inline void store(T* p, Vec v, int64_t n) {
+  if (n >= kLanes) return store(p, v);
+  T part[kLanes];
+  store(part, v);
+  std::memcpy(p, part, n * sizeof(T));
+}
+
+// What is left after a trip through the storage type.
+inline Vec round_to(Vec v, const float*) { return v; }
+inline Vec round_to(Vec v, const bf16*) { return cast<Vec>(round_to_bf16(v) << 16); }
+
+// `n` elements as raw units, zeros after them.
+template <class T>
+inline Units load_units(const T* p, int64_t n) {
+  Units u = {};
+  if (n >= kLanes * kPerUnit<T>) {
+    std::memcpy(&u, p, sizeof(u));
+  } else {
+    std::memcpy(&u, p, n * sizeof(T));
+  }
+  return u;
+}
+
+// acc + x * y, lane by lane; fused where the machine can.
+inline Vec multiply_add(Vec acc, Vec x, Vec y) {
+#if defined(__AVX512F__)
+  return cast<Vec>(_mm512_fmadd_ps(cast<__m512>(x), cast<__m512>(y), cast<__m512>(acc)));
+#elif defined(__FMA__)
+  struct Pair {
+    __m256 low, high;
+  };
+  const Pair a = cast<Pair>(x), b = cast<Pair>(y), c = cast<Pair>(acc);
+  return cast<Vec>(Pair{_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)});
+#else
+  return acc + x * y;
+#endif
+}
+
+// The same over raw units; a pair of bfloat16 adds both products to its lane.
+inline Vec multiply_add(Vec acc, Units x, Units y, const float*) {
+  return multiply_add(acc, cast<Vec>(x), cast<Vec>(y));
+}
+
+inline Vec multiply_add(Vec acc, Units x, Units y, const bf16*) {
+#ifdef __AVX512BF16__
+  return cast<Vec>(_mm512_dpbf16_ps(cast<__m512>(acc), cast<__m512bh>(x), cast<__m512bh>(y)));
+#else
+  acc = multiply_add(acc, cast<Vec>(x & 0xffff0000u), cast<Vec>(y & 0xffff0000u));
+  return multiply_add(acc, cast<Vec>(x << 16), cast<Vec>(y << 16));
+#endif
+}
+
+inline float sum(Vec v) {
+  float part[kLanes];
+  store(part, v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] += part[i + width];
+  return part[0];
+}
+
+inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float max(Vec v) {
+  float part[kLanes];
+  store(part, v);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) part[i] = std::max(part[i], part[i + width]);
+  return part[0];
+}
+
+// exp to 2 ulp in [-87, 88]; below it exactly 0, above it exp(88). NaN stays NaN. Polynomial of Cephes (Moshier).
+inline Vec exp(Vec x) {
+  const Vec low = splat(-87.0f), high = splat(88.0f);
+  const Vec clamped = x < low ? low : (x > high ? high : x);
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+  const Vec shifted = multiply_add(magic, clamped, splat(1.44269504f));
+  const Vec n = shifted - magic;
+  const Vec r = multiply_add(multiply_add(clamped, n, splat(-0.693359375f)), n, splat(2.12194440e-4f));
+  Vec p = multiply_add(splat(1.3981999507e-3f), r, splat(1.9875691500e-4f));
+  p = multiply_add(splat(8.3334519073e-3f), p, r);
+  p = multiply_add(splat(4.1665795894e-2f), p, r);
+  p = multiply_add(splat(1.6666665459e-1f), p, r);
+  p = multiply_add(splat(5.0000001201e-1f), p, r);
+  p = multiply_add(r, p, r * r) + splat(1.0f);
+  const Units exponent = (cast<Units>(shifted) - cast<Units>(magic) + 127) << 23;
+  const Vec result = p * cast<Vec>(exponent);
+  return x < low ? Vec{} : result;
+}
+
+template <int S, int... L>
+inline void swap_lanes(Units& a, Units& b, std::integer_sequence<int, L...>) {
+  const Units first = __builtin_shufflevector(a, b, ((L & S) ? kLanes + L - S : L)...);
+  const Units second = __builtin_shufflevector(a, b, ((L & S) ? kLanes + L : L + S)...);
+  a = first;
+  b = second;
+}
+
+template <int S>
+inline void transpose_step(Units (&rows)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i)
+    if (!(i & S)) swap_lanes<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>());
+}
+
+inline void transpose(Units (&rows)[kLanes]) {
+  transpose_step<1>(rows);
+  transpose_step<2>(rows);
+  transpose_step<4>(rows);
+  transpose_step<8>(rows);
+}
+
+}  // namespace loraplex
