@@ -1,6 +1,7 @@
 """The forward pass of a Llama-like decoder over T rows of many requests, adapters applied beside each fused linear.
 
-`Decoder` owns the packed weights and counts its calls of base linears; only `rope_and_store` writes the KV cache. It knows rows, cells and slots, neither requests nor adapters' names.
+`Decoder` owns the packed weights and counts its calls of base linears; only `rope_and_store` writes the KV cache. It
+knows rows, cells and slots, neither requests nor adapters' names.
 """
 
 from __future__ import annotations

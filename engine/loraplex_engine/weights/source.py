@@ -1,7 +1,7 @@
 """The tensors of a base as views into the mapping of its files.
 
-Nothing is read before it is used and nothing is copied: a view's pages are the page cache's. Whoever packs a tensor into a
-form of its own calls `release` afterwards, so that the two are not in memory at once. Views are for reading; a write
+Nothing is read before it is used, nothing is copied: a view's pages are the page cache's. Whoever packs a tensor into
+a form of its own calls `release` afterwards, so that the two are not in memory at once. Views are for reading; a write
 would change a private page and never the file.
 """
 
