@@ -43,9 +43,7 @@ def run_core(launch: CoreLaunch) -> int:
         outbox.send(wire.encode(message))
 
     try:
-        engine, loader_socket = build_engine(
-            launch.config, launch.engine_key, lambda stage: send(wire.CoreProgress(stage))
-        )
+        engine, loader = _build(launch, lambda stage: send(wire.CoreProgress(stage)))
     except (EngineError, MemoryError, OSError) as error:
         send(wire.CoreFailed(str(error) or type(error).__name__))
         outbox.close(linger=2000)

@@ -16,7 +16,7 @@ from pathlib import Path
 from loraplex_engine.errors import DigestMismatchError
 from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec
-from loraplex_registry.wire.client import ArtifactClient
+from loraplex_registry.wire.client import ArtifactClient, ArtifactError
 from loraplex_registry.wire.digest import artifact_path
 
 _WEIGHTS = "adapter_model.safetensors"
@@ -69,9 +69,7 @@ class AdapterDisk:
         if folder.is_dir():
             return 0.0
         if self._client is None:
-            raise DigestMismatchError(
-                "This engine has no registry to fetch adapters from; start it with --registry-url."
-            )
+            raise ArtifactError("this engine has no registry to fetch adapters from; start it with --registry-url")
         started_at = time.monotonic()
         self._verified.pop(digest, None)
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import KINDS, EngineWorld, PeftJudge, assert_greedy_matches, assert_logits_close, text_ids
 
+from engines import KINDS, EngineWorld, PeftJudge, assert_greedy_matches, assert_logits_close, text_ids
 from loraplex_engine.bases.pull import pull
 
 Row = tuple[list[int], str | None]

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engines import FolderLoader
+from loraplex_engine.bases.folder import load_spec
+from loraplex_engine.bases.pull import pull
+from loraplex_engine.core.module_group import GROUP_NAMES, find_place
+from loraplex_engine.lora.bank import DeviceBank
+from loraplex_engine.lora.disk import AdapterDisk
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, map_packed
+from loraplex_engine.lora.worker import load, read_tensor, to_bfloat16
+from loraplex_engine.models.config import ModelConfig
+from loraplex_engine.models.decoder import lora_shapes
+from loraplex_engine.ops.lora.table import LoraTable
+from loraplex_registry.peft.check import check_adapter
+from loraplex_registry.peft.spec import TensorRef
+from loraplex_registry.wire.adapter import Manifest, ManifestFile
+from support import write_adapter
+
+
+@pytest.fixture(scope="module")
+def base(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pull(str(tiny_llama), tmp_path_factory.mktemp("cache"))
+
+
+def test_bfloat16_rounds_as_torch_does() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    values = values[np.isfinite(values)]
+    assert np.isfinite(values).sum() > 99_000
+    expected = torch.from_numpy(values.copy()).to(torch.bfloat16).view(torch.int16).numpy()
+    assert np.array_equal(to_bfloat16(values).view(np.int16), expected)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)])
+def test_stored_tensor_becomes_the_float32_that_torch_reads(name: str, dtype: torch.dtype) -> None:
+    tensor = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    raw = tensor.view(torch.uint8).numpy().tobytes()
+    source = mmap.mmap(-1, len(raw) + 7)
+    source[7:] = raw
+    read = read_tensor(source, TensorRef("t", name, (3, 5), 7, 7 + len(raw)))
+    assert torch.equal(torch.from_numpy(read.copy()), tensor.float())
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("model.layers.0.self_attn.q_proj", (0, 0, 0)),
+        ("model.layers.12.self_attn.v_proj", (12, 0, 2)),
+        ("model.layers.3.mlp.up_proj", (3, 2, 1)),
+        ("model.layers.3.mlp.down_proj", (3, 3, 0)),
+        ("model.layers.0.self_attn.qkv_proj", None),
+        ("model.norm", None),
+        ("lm_head", None),
+    ],
+)
+def test_module_paths_have_one_place_or_none(path: str, place: tuple[int, int, int] | None) -> None:
+    assert find_place(path) == place
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bound_adapter_holds_the_file_s_numbers_in_the_model_s_dtype(
+    base: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    folder = write_adapter(tmp_path / "a", base, rank=5, targets=["k_proj", "up_proj"], rank_pattern={"up_proj": 3})
+    loader = FolderLoader(tmp_path / "adapters", load_spec(base), str(dtype).removeprefix("torch."))
+    digest = loader.put(folder)
+    loader.start(digest)
+    (done,) = loader.take_finished()
+    assert isinstance(done, LoadDone)
+    config = ModelConfig.from_hf(json.loads((base / "config.json").read_text()))
+    bank = DeviceBank(LoraTable(2, config.num_layers, lora_shapes(config), 8, dtype))
+    bank.bind(1, map_packed(done))
+    assert not Path(done.path).exists()
+    _, plan = check_adapter({f.name: f for f in folder.iterdir()}, load_spec(base))
+    assert plan is not None
+    data = (folder / "adapter_model.safetensors").read_bytes()
+    for module in plan.modules:
+        layer, group, slice_id = find_place(module.path) or pytest.fail(module.path)
+        bound = bank.table.find_module(1, layer, GROUP_NAMES[group], slice_id)
+        assert bound is not None
+        a, b = (
+            torch.frombuffer(bytearray(data[ref.start : ref.stop]), dtype=torch.float32).view(ref.shape)
+            for ref in (module.a, module.b)
+        )
+        assert torch.equal(bound.a, a.to(dtype))
+        assert torch.equal(bound.b, b.T.contiguous().to(dtype))
+        assert (bound.rank, bound.scaling) == (module.rank, module.scaling)
+
+
+class FolderClient:
+    """The registry's artifacts, read from one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.num_fetches = 0
+
+    def manifest(self, digest: str) -> Manifest:
+        names = [file.name for file in self.folder.iterdir()]
+        files = tuple(ManifestFile(name, (self.folder / name).stat().st_size, "") for name in names)
+        return Manifest(digest=digest, base_fingerprint="", files=files, config={})
+
+    def fetch_file(self, digest: str, name: str, to: Path) -> int:
+        self.num_fetches += 1
+        return to.write_bytes((self.folder / name).read_bytes())
+
+
+def _flip_a_bit(weights: Path) -> None:
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(bytes(data))
+
+
+def test_copy_that_changed_on_disk_is_replaced_after_a_restart(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base)
+    _, plan = check_adapter({file.name: file for file in folder.iterdir()}, load_spec(base))
+    assert plan is not None
+    client = FolderClient(folder)
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
+    disk.get(plan.digest)
+    assert client.num_fetches == 2
+    _flip_a_bit(next((tmp_path / "adapters").rglob("adapter_model.safetensors")))
+    restarted = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
+    adapter = restarted.get(plan.digest)
+    assert client.num_fetches == 4
+    assert adapter.weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_bytes_of_another_digest_never_reach_the_cache(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base)
+    _, plan = check_adapter({file.name: file for file in folder.iterdir()}, load_spec(base))
+    assert plan is not None
+    _flip_a_bit(folder / "adapter_model.safetensors")
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), FolderClient(folder))  # type: ignore[arg-type]
+    failed = load(plan.digest, disk, "float32")
+    assert isinstance(failed, LoadFailed)
+    assert (failed.code, failed.is_content) == ("digest_mismatch", True)
+    assert list((tmp_path / "adapters").rglob("*.safetensors")) == []
+
+
+def test_adapter_that_no_registry_can_give_is_said_so(base: Path, tmp_path: Path) -> None:
+    failed = load(f"sha256:{'0' * 64}", AdapterDisk(tmp_path, load_spec(base), None), "float32")
+    assert isinstance(failed, LoadFailed)
+    assert "--registry-url" in failed.message
+    assert not failed.is_content
