@@ -29,6 +29,7 @@ EngineError
     ├── TooLargeForCacheError   context_length_exceeded
     ├── DeadlineError           deadline_exceeded
     ├── ReplicaFailedError      replica_failed
+    ├── ClientGoneError         cancelled       (nobody reads the answer any more)
     └── DrainingError           draining
 
 The slug `code` is what the API answers as `error.code`; the server maps it to a status.
@@ -139,6 +140,12 @@ class ReplicaFailedError(RequestError):
     """The engine's core stopped while it worked on this request; send the request again."""
 
     code = "replica_failed"
+
+
+class ClientGoneError(RequestError):
+    """The client went away, stopped reading, or asked for the end; the request was aborted."""
+
+    code = "cancelled"
 
 
 class CallError(EngineError):

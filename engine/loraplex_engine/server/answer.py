@@ -1,0 +1,159 @@
+"""Carries one generation to its client: waits for the first token, streams or answers whole, ends it if nobody reads.
+
+`GenerationAnswer` is an ASGI app. It sends nothing before the first token or the error, so the status is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from litestar.types import Receive, Scope, Send
+
+from loraplex_engine.errors import ClientGoneError, EngineError
+from loraplex_engine.server.choice import Update
+from loraplex_engine.server.chunk import Renderer
+from loraplex_engine.server.generation import MAX_PENDING_CHARS, Generation
+from loraplex_engine.server.http_error import error_body, error_headers, status_of
+from loraplex_engine.server.metric import FrontMetrics
+from loraplex_engine.wire import done as private
+from loraplex_engine.wire.done import RequestDone
+
+WRITE_TIMEOUT_S = 30.0
+# a stream that has tokens but no text yet says so this often
+_QUIET_S = 5.0
+_STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"))
+
+
+class AnswerOptions(msgspec.Struct, frozen=True):
+    """How the client wants its answer."""
+
+    is_stream: bool
+    includes_usage: bool
+    includes_done: bool
+
+
+class GenerationAnswer:
+    """The answer to one request; call it once."""
+
+    def __init__(
+        self, generation: Generation, renderer: Renderer, options: AnswerOptions, metrics: FrontMetrics
+    ) -> None:
+        self._generation = generation
+        self._renderer = renderer
+        self._options = options
+        self._metrics = metrics
+        self._opened: set[int] = set()
+        self._is_started = False
+        self._is_blocked = False
+        self._written_at = 0.0
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        """Run the generation and send it."""
+        watcher = asyncio.create_task(self._wait_for_disconnect(receive))
+        try:
+            self._generation.start()
+            await (self._stream(send) if self._options.is_stream else self._send_whole(send))
+        except EngineError as error:
+            await self._send_error(send, error)
+        finally:
+            watcher.cancel()
+            # has ended already, unless this task was cancelled or failed
+            self._generation.cancel()
+
+    async def _wait_for_disconnect(self, receive: Receive) -> None:
+        """Cancel the generation as soon as the client goes away."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._generation.cancel()
+
+    async def _stream(self, send: Send) -> None:
+        self._generation.max_pending_chars = MAX_PENDING_CHARS
+        async for updates in self._generation.updates():
+            await self._start(send, 200, _STREAM_HEADERS)
+            await self._write(send, b"".join(map(self._render, updates)) or self._build_sign_of_life())
+        done = await self._generation.settle()
+        usage = _event(self._renderer.usage(done)) if self._options.includes_usage else b""
+        await self._write(send, usage + self._done_event(done) + _event(b"[DONE]"), is_last=True)
+
+    def _render(self, update: Update) -> bytes:
+        parts: list[bytes | None] = []
+        if update.index not in self._opened:
+            self._opened.add(update.index)
+            parts.append(self._renderer.opening(update.index))
+        if update.text:
+            parts.append(self._renderer.text(update.index, update.text))
+        if update.finish is not None:
+            parts.append(self._renderer.finish(update.index, update.finish))
+        return b"".join(_event(part) for part in parts if part is not None)
+
+    async def _send_whole(self, send: Send) -> None:
+        answers: dict[int, list[Update]] = {}
+        async for updates in self._generation.updates():
+            for update in updates:
+                answers.setdefault(update.index, []).append(update)
+        done = await self._generation.settle()
+        body = self._renderer.whole([_join(answers[index]) for index in sorted(answers)], done)
+        await self._start(send, 200, [("content-type", "application/json"), *self._done_headers(done)], len(body))
+        await self._write(send, body, is_last=True)
+
+    async def _send_error(self, send: Send, error: EngineError) -> None:
+        """Say what went wrong: as the whole answer, or as the last event of a stream."""
+        if isinstance(error, ClientGoneError):
+            self._metrics.aborts.inc()
+        if self._is_blocked:
+            return
+        done, body = await self._generation.settle(), error_body(error)
+        if self._is_started:
+            await self._write(send, _event(body) + self._done_event(done), is_last=True)
+            return
+        await self._start(send, status_of(error), [*error_headers(error), *self._done_headers(done)], len(body))
+        await self._write(send, body, is_last=True)
+
+    async def _start(
+        self, send: Send, status: int, headers: Sequence[tuple[str, str]], length: int | None = None
+    ) -> None:
+        if self._is_started:
+            return
+        self._is_started = True
+        spec = self._generation.spec
+        every = [*headers, ("x-request-id", spec.request_id), (private.DIGEST, spec.digest or private.BASE_DIGEST)]
+        if length is not None:
+            every.append(("content-length", str(length)))
+        raw = [(name.encode(), value.encode()) for name, value in every]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        """Send bytes; a client that takes none for `WRITE_TIMEOUT_S` is gone."""
+        if not data and not is_last:
+            return
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        except TimeoutError as error:
+            self._is_blocked = True
+            self._generation.cancel()
+            raise ClientGoneError from error
+        self._written_at = asyncio.get_running_loop().time()
+
+    def _build_sign_of_life(self) -> bytes:
+        """Return a comment when tokens have come for a while without text (a character or stop string half-way)."""
+        is_quiet = asyncio.get_running_loop().time() - self._written_at > _QUIET_S
+        return b":\n\n" if is_quiet else b""
+
+    def _done_event(self, done: RequestDone) -> bytes:
+        return _event(private.encode_done(done), private.DONE_EVENT) if self._options.includes_done else b""
+
+    def _done_headers(self, done: RequestDone) -> list[tuple[str, str]]:
+        return [(private.DONE, private.encode_done(done).decode())] if self._options.includes_done else []
+
+
+def _event(data: bytes, name: str | None = None) -> bytes:
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + data + b"\n\n"
+
+
+def _join(updates: Sequence[Update]) -> Update:
+    """Return one choice's updates as one."""
+    return Update(updates[0].index, "".join(update.text for update in updates), updates[-1].finish)

@@ -1,0 +1,183 @@
+"""The routes of an engine: OpenAI's, the internal ones, health and metrics. Each is one step into `Front`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response, Router, delete, get, post, put
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.types import ASGIApp
+
+from loraplex_engine.errors import InvalidRequestError, ModelNotFoundError, NotFoundError, NotReadyError
+from loraplex_engine.server.call import read_caller, read_json
+from loraplex_engine.server.front import Front, build_state
+from loraplex_engine.server.guard import build_guard
+from loraplex_engine.server.http_error import handle_exception
+from loraplex_engine.wire.done import RequestStatus
+from loraplex_engine.wire.messages import DropAdapter, GetMetrics, GetState, LoadAdapter
+from loraplex_engine.wire.openai import ModelCard, ModelList, TokenizeResponse
+from loraplex_registry.wire.digest import check_digest
+from loraplex_registry.wire.identity import TokenVerifier
+
+CALL_TIMEOUT_S = 10.0
+LOAD_TIMEOUT_S = 65.0
+DRAIN_TIMEOUT_S = 30.0
+
+
+@post("/v1/chat/completions", status_code=200)
+async def create_chat(request: Request[Any, Any, State], front: Front) -> ASGIApp:
+    """Answer a chat."""
+    caller = read_caller(request.headers, request.state.identity)
+    return await front.create_chat(await read_json(request), caller)
+
+
+@post("/v1/completions", status_code=200)
+async def create_completion(request: Request[Any, Any, State], front: Front) -> ASGIApp:
+    """Continue a prompt."""
+    caller = read_caller(request.headers, request.state.identity)
+    return await front.create_completion(await read_json(request), caller)
+
+
+@post("/v1/tokenize", status_code=200)
+async def tokenize(request: Request[Any, Any, State], front: Front) -> TokenizeResponse:
+    """Return the ids of a prompt."""
+    return await front.tokenize(await read_json(request))
+
+
+@get("/v1/models")
+async def list_models(front: Front) -> ModelList:
+    """List the base."""
+    return ModelList(front.models())
+
+
+@get("/v1/models/{model:path}")
+async def get_model(model: str, front: Front) -> ModelCard:
+    """Show the base."""
+    for card in front.models():
+        if card.id == model.removeprefix("/"):
+            return card
+    raise ModelNotFoundError(param="model")
+
+
+@put("/internal/adapters/{digest:str}")
+async def load_adapter(request: Request[Any, Any, State], digest: str, front: Front) -> dict[str, Any]:
+    """Make an adapter resident and wait for it."""
+    try:
+        options = msgspec.convert(await read_json(request), LoadOptions)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{error}.", param="pin") from error
+    body = await front.core.call(LoadAdapter, LOAD_TIMEOUT_S, digest=_check(digest), pin=options.pin)
+    return {"digest": digest, "pin": options.pin, **(body if isinstance(body, dict) else {})}
+
+
+@delete("/internal/adapters/{digest:str}")
+async def drop_adapter(digest: str, front: Front) -> None:
+    """Drain an adapter's requests and free its slot."""
+    await front.core.call(DropAdapter, LOAD_TIMEOUT_S, digest=_check(digest))
+
+
+@get("/internal/state")
+async def show_state(front: Front) -> dict[str, Any]:
+    """Show slots, tiers, queue, KV and model facts."""
+    state = await front.core.call(GetState, CALL_TIMEOUT_S) if front.core.is_ready else None
+    return build_state(front, state if isinstance(state, dict) else None)
+
+
+@post("/internal/requests/{request_id:str}/abort", status_code=200)
+async def abort_request(request_id: str, front: Front) -> Response[Any]:
+    """End a request and return what it cost, also of one that has ended."""
+    generation = front.log.find_open(request_id)
+    if generation is not None:
+        generation.cancel("The request was aborted.")
+        return Response(await generation.settle())
+    return Response(_find(front, request_id).done)
+
+
+@get("/internal/requests/{request_id:str}")
+async def show_request(request_id: str, front: Front) -> RequestStatus:
+    """Show a running request's progress or a finished one's cost."""
+    return _find(front, request_id)
+
+
+@post("/internal/drain")
+async def drain(front: Front) -> Response[Any]:
+    """Refuse new requests and wait for the open ones: 200 when none is left, 202 while there are."""
+    num_open = await front.drain(DRAIN_TIMEOUT_S)
+    return Response({"open_requests": num_open}, status_code=202 if num_open else 200)
+
+
+@get("/healthz")
+async def show_health() -> dict[str, str]:
+    """Say that the process is alive."""
+    return {"status": "alive"}
+
+
+@get("/readyz")
+async def show_readiness(front: Front) -> dict[str, str]:
+    """Say whether requests are taken now."""
+    facts = front.core.get_facts()
+    return {"status": "serving", "model": facts.name}
+
+
+@get("/metrics")
+async def show_metrics(front: Front) -> Response[bytes]:
+    """Return the core's metrics and the front's."""
+    try:
+        core = await front.core.call(GetMetrics, CALL_TIMEOUT_S)
+    except NotReadyError:
+        core = b""
+    text = (core if isinstance(core, bytes) else b"") + front.metrics.render()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class LoadOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of PUT /internal/adapters/{digest}."""
+
+    pin: bool = False
+
+
+def _check(digest: str) -> str:
+    try:
+        return check_digest(digest)
+    except ValueError as error:
+        raise InvalidRequestError(f"{error}.", param="digest") from error
+
+
+def _find(front: Front, request_id: str) -> RequestStatus:
+    status = front.log.find(request_id)
+    if status is None:
+        raise NotFoundError("No request with this id runs here or ended in the last 15 minutes.")
+    return status
+
+
+_OPENAI_ROUTES = (create_chat, create_completion, tokenize, list_models, get_model)
+_INTERNAL_ROUTES = (
+    load_adapter,
+    drop_adapter,
+    show_state,
+    abort_request,
+    show_request,
+    drain,
+    show_readiness,
+    show_metrics,
+)
+
+
+def build_app(front: Front, verifier: TokenVerifier) -> Litestar:
+    """Return the app: everything but /healthz behind the token guard."""
+    guarded = Router(
+        "/",
+        route_handlers=[*_OPENAI_ROUTES, *_INTERNAL_ROUTES],
+        guards=[build_guard(verifier)],
+    )
+    return Litestar(
+        [guarded, show_health],
+        dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
+        exception_handlers={Exception: handle_exception},
+        state=State({"metrics": front.metrics}),
+        openapi_config=None,
+        logging_config=None,
+        request_max_body_size=None,
+    )

@@ -1,0 +1,107 @@
+"""Reads what a call brings beside its fields: the body within its bounds, and the gateway's private headers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from litestar import Request
+
+from loraplex_engine.errors import (
+    BodyTimeoutError,
+    InvalidRequestError,
+    MediaTypeError,
+    PayloadTooLargeError,
+    UnsupportedParameterError,
+)
+from loraplex_engine.wire import done as private
+from loraplex_engine.wire.strict_json import decode_object
+from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.ids import new_public_id
+
+MAX_BODY_BYTES = 4 << 20
+IDLE_BODY_S = 30.0
+DEFAULT_DEADLINE_S, MAX_DEADLINE_S = 600.0, 3600.0
+PLATFORM_TENANT = "platform"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+# headers of the identity contract that are not built, with the values that change nothing
+_NEUTRAL_HEADERS = {"x-loraplex-weight": ("1", "1.0"), "x-loraplex-priority": ("0",), "x-loraplex-cache-salt": ()}
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """What the gateway says about one generation."""
+
+    request_id: str
+    tenant_id: str
+    deadline_s: float
+    echo_model: str | None
+    wants_done: bool
+
+
+async def read_json(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Return the body as a strict JSON object.
+
+    Raises:
+        MediaTypeError, PayloadTooLargeError, BodyTimeoutError, InvalidJsonError: As their names say.
+    """
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise MediaTypeError
+    return decode_object(await _read_body(request))
+
+
+async def _read_body(request: Request[Any, Any, Any]) -> bytes:
+    if int(request.headers.get("content-length", "0")) > MAX_BODY_BYTES:
+        raise PayloadTooLargeError
+    body, chunks = bytearray(), request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(IDLE_BODY_S):
+                body += await anext(chunks)
+        except StopAsyncIteration:
+            return bytes(body)
+        except TimeoutError as error:
+            raise BodyTimeoutError from error
+        if len(body) > MAX_BODY_BYTES:
+            raise PayloadTooLargeError
+
+
+def read_caller(headers: Mapping[str, str], identity: Identity) -> Caller:
+    """Return the private headers' meaning; the guard has verified the token beside them.
+
+    Raises:
+        InvalidRequestError: A header is malformed or not built; `param` is its name.
+    """
+    for name, neutral in _NEUTRAL_HEADERS.items():
+        if name in headers and headers[name] not in neutral:
+            raise UnsupportedParameterError(f"The header {name} is not supported here; leave it out.", param=name)
+    request_id = headers.get(private.REQUEST_ID) or new_public_id("req")
+    if _REQUEST_ID.fullmatch(request_id) is None:
+        raise InvalidRequestError(
+            "The request id may have 1 to 80 letters, digits and `_.-`.", param=private.REQUEST_ID
+        )
+    return Caller(
+        request_id=request_id,
+        tenant_id=headers.get(private.TENANT_ID) or identity.tenant_id or PLATFORM_TENANT,
+        deadline_s=_read_deadline(headers),
+        echo_model=headers.get(private.ECHO_MODEL),
+        wants_done=headers.get(private.DONE) == "1",
+    )
+
+
+def _read_deadline(headers: Mapping[str, str]) -> float:
+    """Return seconds from now: what is left by the gateway's clock, else the client's wish, else the default."""
+    for name, unit_s in ((private.DEADLINE_MS, 0.001), (private.TIMEOUT, 1.0)):
+        if name not in headers:
+            continue
+        try:
+            seconds = float(headers[name]) * unit_s
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < float("inf"):
+            raise InvalidRequestError(f"The header {name} must be a number above 0.", param=name)
+        return min(seconds, MAX_DEADLINE_S)
+    return DEFAULT_DEADLINE_S

@@ -1,0 +1,102 @@
+"""One choice of one prompt: token events in, text out, and where it ends.
+
+`Choice` is written only by its generation's events. It knows ids, text and stop strings; not HTTP, not its siblings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from loraplex_engine.server.detokenizer import Detokenizer
+from loraplex_engine.server.stop import StopMatcher
+from loraplex_engine.wire.messages import AddRequest, RequestStats, TokenEvent
+
+
+class Update(msgspec.Struct, frozen=True):
+    """What is new of one choice: text, and the reason if it ended."""
+
+    index: int
+    text: str
+    finish: str | None
+
+
+class Choice:
+    """One answer: `finish` is set when its text is complete, `is_closed` when the core has let go of it."""
+
+    def __init__(self, index: int, request: AddRequest, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self.index = index
+        self.request = request
+        self.finish: str | None = None
+        self.stats: RequestStats | None = None
+        self.num_tokens = 0
+        self.is_closed = False
+        self.pending_chars = 0
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(stops)
+        self._pending: list[str] = []
+        self._is_finish_taken = False
+
+    def feed(self, event: TokenEvent) -> bool:
+        """Take one event; say whether a stop string ended the text while the core goes on."""
+        if self.finish is None:
+            self._read(event.token_ids)
+        saw_stop = self.finish is not None and event.finish is None and not self.is_closed
+        if event.finish is not None:
+            self.close(event.finish, event.stats)
+        return saw_stop
+
+    def close(self, finish: str, stats: RequestStats | None) -> None:
+        """Note that no event comes any more."""
+        self.is_closed = True
+        self.stats = stats
+        if self.finish is not None:
+            return
+        self._add(self._detokenizer.flush())
+        self._append(self._matcher.flush())
+        if self.finish is None:
+            self.finish = finish
+            # the core also counts the token that ended it, which has no text
+            self.num_tokens = stats.completion_tokens if stats else self.num_tokens
+
+    def take(self) -> Update | None:
+        """Return what is new since the last call, or None."""
+        finish = None if self._is_finish_taken else self.finish
+        if not self._pending and finish is None:
+            return None
+        self._is_finish_taken = finish is not None
+        text, self._pending, self.pending_chars = "".join(self._pending), [], 0
+        return Update(self.index, text, finish)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text came to its own end."""
+        return self.finish in ("stop", "length")
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether everything was taken, the reason of the end too."""
+        return self._is_finish_taken
+
+    def _read(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self.num_tokens += 1
+            self._add(self._detokenizer.push(token_id))
+            if self.finish is not None:
+                # tokens behind the one that completed a stop string are nobody's
+                return
+
+    def _add(self, text: str) -> None:
+        if self.num_tokens < self.request.params.min_tokens:
+            self._append(text)
+            return
+        safe, is_stop = self._matcher.push(text)
+        self._append(safe)
+        if is_stop:
+            self.finish = "stop"
+
+    def _append(self, text: str) -> None:
+        if text and self.finish is None:
+            self._pending.append(text)
+            self.pending_chars += len(text)

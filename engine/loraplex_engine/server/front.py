@@ -1,0 +1,195 @@
+"""What the routes of one engine share, and the path of a generation up to its start.
+
+`Front` owns the tokenizer, the request log and the metrics; the core is somebody else's, reached through `core`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from loraplex_engine.errors import EngineError, ModelNotFoundError
+from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
+from loraplex_engine.server.call import Caller
+from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
+from loraplex_engine.server.core_client import CoreClient
+from loraplex_engine.server.field import read_chat, read_completion, read_tokenize
+from loraplex_engine.server.generation import Generation, GenerationSpec
+from loraplex_engine.server.metric import FrontMetrics
+from loraplex_engine.server.prompt import DEFAULT_COMPLETION_TOKENS, PromptReader, check_ids, fit_max_tokens
+from loraplex_engine.server.request_log import RequestLog
+from loraplex_engine.server.tokenizer import Tokenizer
+from loraplex_engine.wire.done import RequestDone
+from loraplex_engine.wire.messages import CoreReady, Drain, SamplingParams
+from loraplex_engine.wire.openai import (
+    ChatRequest,
+    CompletionRequest,
+    ModelCard,
+    SamplingFields,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from loraplex_registry.wire.digest import check_digest
+
+_SEED_MASK = 2**63 - 1
+
+
+class Front:
+    """The front of one engine."""
+
+    def __init__(self, tokenizer: Tokenizer, core: CoreClient) -> None:
+        self.core = core
+        self.log = RequestLog()
+        self.metrics = FrontMetrics()
+        self._tokenizer = tokenizer
+        self._prompts = PromptReader(tokenizer)
+        self._started_at = int(time.time())
+        self.metrics.open_requests.set_function(lambda: self.log.num_open)
+
+    def close(self) -> None:
+        """Let go of the tokenizer's thread."""
+        self._prompts.close()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests, wait for the open ones (bounded) and return how many are left."""
+        self.core.is_draining = True
+        with contextlib.suppress(EngineError):
+            await self.core.call(Drain, timeout_s)
+        return self.log.num_open
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every open request with an error."""
+        for generation in self.log.all_open():
+            generation.fail(error)
+
+    async def create_chat(self, body: dict[str, Any], caller: Caller) -> GenerationAnswer:
+        """Return the answer to a chat, not yet started. Raises CallError if it is refused."""
+        facts, request = self.core.get_facts(), read_chat(body)
+        digest = self._resolve(request.model, facts)
+        ids = await self._prompts.read_chat(request.messages, facts.max_model_len)
+        max_tokens = self._fit(request, [ids], facts, default=None, param="messages")
+        spec = _build_spec(request, caller, [ids], max_tokens, digest, continues_prompt=False)
+        return self._answer(request, caller, spec, ChatRenderer(self._answer_facts("chatcmpl", request, caller, facts)))
+
+    async def create_completion(self, body: dict[str, Any], caller: Caller) -> GenerationAnswer:
+        """Return the answer to a completion, not yet started. Raises CallError if it is refused."""
+        facts, request = self.core.get_facts(), read_completion(body)
+        digest = self._resolve(request.model, facts)
+        prompts = await self._prompts.read_prompts(request.prompt, facts.max_model_len)
+        max_tokens = self._fit(request, prompts, facts, default=DEFAULT_COMPLETION_TOKENS, param="prompt")
+        spec = _build_spec(request, caller, prompts, max_tokens, digest, continues_prompt=True)
+        return self._answer(
+            request, caller, spec, CompletionRenderer(self._answer_facts("cmpl", request, caller, facts))
+        )
+
+    async def tokenize(self, body: dict[str, Any]) -> TokenizeResponse:
+        """Return the ids that a generation route would compute. Raises CallError if it is refused."""
+        facts, request = self.core.get_facts(), read_tokenize(body)
+        self._resolve(request.model, facts)
+        ids = await self._read_tokens(request, facts)
+        return TokenizeResponse(len(ids), facts.max_model_len, ids)
+
+    def models(self) -> list[ModelCard]:
+        """Return what can be named here: the base. Adapters are named by digest and listed in the state."""
+        name = self.core.get_facts().name
+        return [ModelCard(id=name, created=self._started_at, owned_by="platform", root=name, parent=None)]
+
+    async def _read_tokens(self, request: TokenizeRequest, facts: CoreReady) -> list[int]:
+        if request.messages is not None:
+            return await self._prompts.read_chat(
+                request.messages, facts.max_model_len, add_generation_prompt=request.add_generation_prompt
+            )
+        assert request.prompt is not None
+        return await self._prompts.read_text(
+            request.prompt, facts.max_model_len, add_special_tokens=request.add_special_tokens
+        )
+
+    def _resolve(self, model: str, facts: CoreReady) -> str | None:
+        """Return the digest that `model` names, None for the base."""
+        if model == facts.name:
+            return None
+        try:
+            return check_digest(model)
+        except ValueError as error:
+            raise ModelNotFoundError(param="model") from error
+
+    def _fit(
+        self, request: SamplingFields, prompts: list[list[int]], facts: CoreReady, *, default: int | None, param: str
+    ) -> int:
+        for ids in prompts:
+            check_ids(ids, facts.vocab_size, param)
+        check_ids(request.stop_token_ids, facts.vocab_size, "stop_token_ids")
+        longest = max(map(len, prompts))
+        return fit_max_tokens(longest, request.max_tokens, facts.max_model_len, default=default, param=param)
+
+    def _answer_facts(self, prefix: str, request: SamplingFields, caller: Caller, facts: CoreReady) -> AnswerFacts:
+        return AnswerFacts(
+            id=f"{prefix}-{caller.request_id.removeprefix('req_')}",
+            created=int(time.time()),
+            model=caller.echo_model or request.model,
+            system_fingerprint=f"fp_{facts.weights_digest.removeprefix('sha256:')[:12]}",
+        )
+
+    def _answer(
+        self, request: SamplingFields, caller: Caller, spec: GenerationSpec, renderer: Renderer
+    ) -> GenerationAnswer:
+        generation = Generation(self.core, spec, self._tokenizer.table)
+        self.log.add(generation, self._count)
+        options = AnswerOptions(
+            is_stream=request.stream,
+            includes_usage=request.stream_options is not None and request.stream_options.include_usage,
+            includes_done=caller.wants_done,
+        )
+        return GenerationAnswer(generation, renderer, options, self.metrics)
+
+    def _count(self, done: RequestDone) -> None:
+        self.metrics.requests.labels(finish=done.finish).inc()
+
+
+def _build_spec(
+    request: ChatRequest | CompletionRequest,
+    caller: Caller,
+    prompts: list[list[int]],
+    max_tokens: int,
+    digest: str | None,
+    *,
+    continues_prompt: bool,
+) -> GenerationSpec:
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=max(request.top_k, 0),
+        min_p=request.min_p,
+        seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
+        min_tokens=min(request.min_tokens, max_tokens),
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids),
+    )
+    return GenerationSpec(
+        request_id=caller.request_id,
+        prompts=prompts,
+        params=params,
+        n=request.n,
+        stops=request.stop if isinstance(request.stop, list) else [request.stop],
+        digest=digest,
+        tenant_id=caller.tenant_id,
+        deadline_s=caller.deadline_s,
+        continues_prompt=continues_prompt,
+    )
+
+
+def build_state(front: Front, core_state: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the engine's state: the core's, and what only the front knows."""
+    facts = front.core.facts
+    return {
+        **(core_state or {}),
+        "is_ready": front.core.is_ready and not front.core.is_draining,
+        "is_draining": front.core.is_draining,
+        "open_requests": front.log.num_open,
+        "model": msgspec.to_builtins(facts) if facts is not None else None,
+    }

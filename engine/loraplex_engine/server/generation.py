@@ -1,0 +1,210 @@
+"""All choices of one HTTP request, from the first message to the core until the last one from it.
+
+`Generation` is written by the core's events (`_receive`), by its deadline and by whoever cancels it; the answer only
+reads `updates`. Whatever happens, it closes within `CLOSE_TIMEOUT_S` of its end and files one `RequestDone`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from loraplex_engine.errors import ClientGoneError, DeadlineError, EngineError, ReplicaFailedError, RequestError
+from loraplex_engine.server.choice import Choice, Update
+from loraplex_engine.server.detokenizer import Detokenizer, TokenTable
+from loraplex_engine.wire.done import BASE_DIGEST, RequestDone
+from loraplex_engine.wire.messages import AddRequest, ErrorInfo, SamplingParams, TokenEvent
+
+CLOSE_TIMEOUT_S = 5.0
+MAX_PENDING_CHARS = 1 << 20
+_FINISH_ORDER = ("error", "abort", "length", "stop")
+
+
+class Core(Protocol):
+    """What a generation needs of the core process."""
+
+    def add(self, request: AddRequest, sink: Callable[[TokenEvent], None]) -> None:
+        """Start one request; its events go to `sink` until one has `finish`. Raises if the core cannot take it."""
+
+    def abort(self, request_id: str, reason: str) -> None:
+        """End one request soon; its last event still comes."""
+
+
+class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What to generate: `n` choices for each of `prompts`."""
+
+    request_id: str
+    prompts: list[list[int]]
+    params: SamplingParams
+    """Without a choice number."""
+    n: int
+    stops: Sequence[str]
+    digest: str | None
+    tenant_id: str
+    deadline_s: float
+    continues_prompt: bool
+    """Whether the answer goes on where the prompt ends, so that its first space counts."""
+
+
+def build_error(info: ErrorInfo) -> RequestError:
+    """Return the core's error as an exception with its code."""
+    error = RequestError(info.message)
+    error.code, error.retry_after_s = info.code, info.retry_after_s
+    return error
+
+
+class Generation:
+    """One request of a client: `start` it, read `updates`, and `done` says what it cost."""
+
+    def __init__(self, core: Core, spec: GenerationSpec, table: TokenTable) -> None:
+        self.spec = spec
+        self.error: EngineError | None = None
+        self.max_pending_chars: int | None = None
+        self.on_closed: Callable[[RequestDone], None] = lambda _: None
+        self._core = core
+        self._wake = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._choices = [
+            Choice(index, request, Detokenizer(table, strips_leading_space=not spec.continues_prompt), spec.stops)
+            for index, request in enumerate(_build_requests(spec))
+        ]
+        self._id_to_choice = {choice.request.request_id: choice for choice in self._choices}
+
+    def start(self) -> None:
+        """Hand all choices to the core.
+
+        Raises:
+            EngineError: The core cannot take them now.
+        """
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.spec.deadline_s, self.fail, DeadlineError())
+        try:
+            for choice in self._choices:
+                self._core.add(choice.request, self._receive)
+        except EngineError as error:
+            self.fail(error)
+            self._close()
+            raise
+
+    async def updates(self) -> AsyncIterator[list[Update]]:
+        """Yield what is new, as often as tokens arrive (maybe without text), until every choice has ended.
+
+        Raises:
+            EngineError: The request failed or was cancelled; nothing more comes.
+        """
+        while not all(choice.is_taken for choice in self._choices):
+            await self._wake.wait()
+            self._wake.clear()
+            if self.error is not None:
+                raise self.error
+            yield [update for choice in self._choices if (update := choice.take())]
+
+    async def settle(self) -> RequestDone:
+        """Wait until the core has let go of every choice (bounded) and return what the request cost."""
+        await self._closed.wait()
+        return self.done()
+
+    def fail(self, error: EngineError) -> None:
+        """End the request with an error, unless its text is complete; the core frees what is left of it."""
+        if self.error is None and not all(choice.is_complete for choice in self._choices):
+            self.error = error
+            self._wake.set()
+        self._let_go()
+
+    def cancel(self, reason: str | None = None) -> None:
+        """End the request because nobody reads it any more. Has no effect on one that has ended."""
+        if not self._closed.is_set():
+            self.fail(ClientGoneError(reason))
+
+    def done(self) -> RequestDone:
+        """Return what the request has cost so far; final once closed."""
+        stats = [choice.stats for choice in self._choices if choice.stats is not None]
+        finish = self._finish()
+        num_tokens = sum(choice.num_tokens for choice in self._choices)
+        was_prefilled = any(item.prefill_s for item in stats)
+        is_free = not num_tokens and (finish == "error" or (finish == "abort" and not was_prefilled))
+        return RequestDone(
+            request_id=self.spec.request_id,
+            prompt_tokens=0 if is_free else sum(map(len, self.spec.prompts)),
+            cached_tokens=0 if is_free else self._cached_tokens(),
+            completion_tokens=num_tokens,
+            queue_s=max((item.queue_s for item in stats), default=0.0),
+            prefill_s=max((item.prefill_s for item in stats), default=0.0),
+            load_s=max((item.load_s for item in stats), default=0.0),
+            decode_s=max((item.decode_s for item in stats), default=0.0),
+            preemptions=sum(item.preemptions for item in stats),
+            finish=finish,
+            digest=self.spec.digest or BASE_DIGEST,
+        )
+
+    def _receive(self, event: TokenEvent) -> None:
+        """Take one event of the core; a stop string ends that choice, an error ends all."""
+        choice = self._id_to_choice[event.request_id]
+        if choice.feed(event):
+            self._core.abort(event.request_id, "stop")
+        if event.finish in ("error", "abort") and self.error is None and choice.finish == event.finish:
+            self.fail(build_error(event.error) if event.error else ReplicaFailedError())
+        elif self._is_reader_slow():
+            self.fail(ClientGoneError("The client reads too slowly; the request was aborted."))
+        self._wake.set()
+        if all(choice.is_closed for choice in self._choices):
+            self._close()
+
+    def _is_reader_slow(self) -> bool:
+        if self.max_pending_chars is None:
+            return False
+        return sum(choice.pending_chars for choice in self._choices) > self.max_pending_chars
+
+    def _let_go(self) -> None:
+        """Abort what still runs, and close by force if the core does not answer."""
+        if self._closed.is_set():
+            return
+        for choice in self._choices:
+            if not choice.is_closed:
+                self._core.abort(choice.request.request_id, "abort")
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._close)
+
+    def _close(self) -> None:
+        if self._closed.is_set():
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._closed.set()
+        self.on_closed(self.done())
+
+    def _finish(self) -> str:
+        if isinstance(self.error, ClientGoneError):
+            return "abort"
+        if self.error is not None:
+            return "error"
+        found = {choice.finish for choice in self._choices}
+        return next((finish for finish in _FINISH_ORDER if finish in found), "") if None not in found else ""
+
+    def _cached_tokens(self) -> int:
+        """Cached tokens of each prompt once: choices of one prompt may find their siblings' blocks, so the least."""
+        total = 0
+        for start in range(0, len(self._choices), self.spec.n):
+            stats = [choice.stats for choice in self._choices[start : start + self.spec.n]]
+            total += min((item.cached_tokens for item in stats if item is not None), default=0)
+        return total
+
+
+def _build_requests(spec: GenerationSpec) -> list[AddRequest]:
+    pairs = [(prompt, choice) for prompt in spec.prompts for choice in range(spec.n)]
+    return [
+        AddRequest(
+            request_id=f"{spec.request_id}-{index}",
+            prompt_ids=prompt,
+            params=msgspec.structs.replace(spec.params, choice=choice),
+            digest=spec.digest,
+            tenant_id=spec.tenant_id,
+            deadline_s=spec.deadline_s,
+        )
+        for index, (prompt, choice) in enumerate(pairs)
+    ]

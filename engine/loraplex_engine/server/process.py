@@ -1,0 +1,201 @@
+"""The front process: composes the parts, serves HTTP, keeps a core running, and ends in order on SIGTERM.
+
+`serve` is the entry for `python -m loraplex_engine serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import uvicorn
+import uvloop
+
+from loraplex_engine.config import CoreLaunch, EngineConfig
+from loraplex_engine.errors import ConfigError, DrainingError, EngineError
+from loraplex_engine.server.app import build_app
+from loraplex_engine.server.core_client import CoreClient
+from loraplex_engine.server.core_process import CoreProcess
+from loraplex_engine.server.front import Front
+from loraplex_engine.server.guard import AUDIENCE
+from loraplex_engine.server.tokenizer import Tokenizer
+from loraplex_registry.errors import SettingError
+from loraplex_registry.wire.identity import TokenError, TokenVerifier
+from loraplex_registry.wire.setting import read_settings
+
+DRAIN_S = 30.0
+_LAST_WRITES_S = 5
+_PEM_END = "-----END PUBLIC KEY-----"
+_log = logging.getLogger(__name__)
+
+
+class Secrets(msgspec.Struct, frozen=True):
+    """What the front is told by its environment and tells nobody."""
+
+    verify_keys: tuple[bytes, ...]
+    engine_key: str
+
+    def __repr__(self) -> str:
+        return f"Secrets({len(self.verify_keys)} verify keys)"
+
+
+def serve(config: EngineConfig, host: str, port: int, *, core_command: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: The engine's settings; its `base` is a folder.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one, which is printed.
+        core_command: How to start the core; the default is this interpreter's `loraplex_engine core`.
+
+    Returns:
+        The exit code: 0 after an orderly end, 1 if the engine could not start (the reason is on stderr).
+    """
+    # read by the tokenizer's threads when they start
+    os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    command = core_command or (sys.executable, "-m", "loraplex_engine", "core")
+    try:
+        secrets = read_secrets(os.environ)
+        listener = _listen(host, port)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config, secrets, command, listener))
+    except EngineError as error:
+        sys.stderr.write(f"loraplex-engine: {error}\n")
+        return 1
+    return 0
+
+
+def read_secrets(environ: Mapping[str, str]) -> Secrets:
+    """Return the keys from the environment.
+
+    Raises:
+        ConfigError: There is no verify key, or a setting's name is nearly right.
+    """
+    try:
+        settings = read_settings(environ, "engine")
+    except SettingError as error:
+        raise ConfigError(str(error)) from error
+    keys = _split_keys(settings.get("verify_keys", ""))
+    if not keys:
+        raise ConfigError("Set LORAPLEX_VERIFY_KEYS to the gateway's public key (PEM): the engine trusts only that.")
+    return Secrets(keys, settings.get("engine_key", ""))
+
+
+def _split_keys(text: str) -> tuple[bytes, ...]:
+    if text.lstrip().startswith("["):
+        try:
+            return tuple(key.encode() for key in msgspec.json.decode(text, type=list[str]))
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"LORAPLEX_VERIFY_KEYS is not a JSON list of PEM keys: {error}.") from error
+    return tuple(f"{part.strip()}\n{_PEM_END}\n".encode() for part in text.split(_PEM_END) if part.strip())
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.") from error
+    listener.listen(2048)
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: this process has its own order of ending."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def build_server(front: Front, verifier: TokenVerifier) -> uvicorn.Server:
+    """Return the HTTP server of a front, not yet started."""
+    settings = uvicorn.Config(
+        build_app(front, verifier),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_LAST_WRITES_S,
+    )
+    return _Server(settings)
+
+
+async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], listener: socket.socket) -> None:
+    client = CoreClient()
+    front = Front(_load_tokenizer(Path(config.base)), client)
+
+    def build_launch(to_core: str, to_front: str) -> CoreLaunch:
+        return CoreLaunch(config=config, to_core=to_core, to_front=to_front, engine_key=secrets.engine_key)
+
+    core = CoreProcess(command, build_launch, client)
+    front.metrics.core_restarts.set_function(lambda: core.num_restarts)
+    await run_front(front, core, build_server(front, _build_verifier(secrets)), listener)
+
+
+def _load_tokenizer(folder: Path) -> Tokenizer:
+    try:
+        return Tokenizer(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} is not a base's folder: {error.strerror} ({error.filename}).") from error
+
+
+def _build_verifier(secrets: Secrets) -> TokenVerifier:
+    try:
+        return TokenVerifier(secrets.verify_keys, AUDIENCE)
+    except (TokenError, ValueError) as error:
+        raise ConfigError(f"LORAPLEX_VERIFY_KEYS holds a key that cannot be read: {error}.") from error
+
+
+async def run_front(front: Front, core: CoreProcess, server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serve until a signal, then drain, answer what is left, and stop the core.
+
+    Raises:
+        StartupError: The core could not load its model.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    sys.stdout.write(f"listening on {_url(listener)}\n")
+    sys.stdout.flush()
+    tasks = [
+        asyncio.create_task(core.run(), name="core"),
+        asyncio.create_task(server.serve(sockets=[listener]), name="http"),
+        asyncio.create_task(stop.wait(), name="signal"),
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            _log.info("draining %s open requests", front.log.num_open)
+            await front.drain(DRAIN_S)
+    finally:
+        front.fail_all(DrainingError())
+        server.should_exit = True
+        await core.stop()
+        await asyncio.gather(tasks[1], return_exceptions=True)
+        front.close()
+        tasks[2].cancel()
+        if not tasks[0].done():
+            tasks[0].cancel()
+    await asyncio.gather(tasks[0], return_exceptions=stop.is_set())
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

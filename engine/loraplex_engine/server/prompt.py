@@ -1,0 +1,152 @@
+"""From checked requests to token ids: chat messages or prompts, tokenised off the loop when long, within the context.
+
+`PromptReader` owns the one worker thread of the tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from loraplex_engine.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
+from loraplex_engine.server.tokenizer import Tokenizer
+from loraplex_engine.wire import openai
+
+DEFAULT_COMPLETION_TOKENS = 16
+# below this tokenising takes less than a step; above it goes to the thread
+_LONG_TEXT_CHARS = 8192
+
+
+class PromptReader:
+    """Tokenises prompts for a model with `max_model_len` positions."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def read_chat(
+        self, messages: Sequence[openai.Message], max_model_len: int, *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the ids of a chat.
+
+        Raises:
+            InvalidRequestError: The template refuses the messages, or they are surely too long.
+        """
+        plain = [self._read_message(message, index) for index, message in enumerate(messages)]
+        text = "".join(value for message in plain for value in message.values())
+        self._check_bound(text, max_model_len, "messages")
+        return await self._encode(
+            text,
+            lambda: self._tokenizer.encode_chat(
+                plain, limit=max_model_len, add_generation_prompt=add_generation_prompt
+            ),
+        )
+
+    async def read_text(self, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of one textual prompt. Raises as above."""
+        self._check_bound(text, max_model_len, "prompt")
+        return await self._encode(
+            text, lambda: self._tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def read_prompts(self, prompt: str | list[Any], max_model_len: int) -> list[list[int]]:
+        """Return the ids of each prompt of a completion: text, ids, or a list of either. Raises as above."""
+        items = _list_prompts(prompt)
+        return [
+            await self.read_text(item, max_model_len) if isinstance(item, str) else [int(token) for token in item]
+            for item in items
+        ]
+
+    def _read_message(self, message: openai.Message, index: int) -> dict[str, str]:
+        if isinstance(message.content, str):
+            content = message.content
+        else:
+            content = "\n".join(part.text for part in message.content)
+        # chat templates know no developer: it is the system's role under its newer name
+        read = {"role": "system" if message.role == "developer" else message.role, "content": content}
+        if message.name is not None:
+            if not self._tokenizer.reads_names:
+                raise UnsupportedParameterError(
+                    f"This model's chat template does not use `messages[{index}].name`; leave it out.", param="messages"
+                )
+            read["name"] = message.name
+        return read
+
+    def _check_bound(self, text: str, max_model_len: int, param: str) -> None:
+        """Refuse what cannot fit without tokenising it, so that hostile bodies cost nothing."""
+        least = self._tokenizer.min_tokens(text)
+        if least > max_model_len:
+            raise ContextLengthError(
+                f"This model's context is {max_model_len} tokens, but the prompt has at least {least}.", param=param
+            )
+
+    async def _encode(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
+        if len(text) <= _LONG_TEXT_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+
+
+def _list_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(_is_id(item) for item in prompt):
+        return [prompt]
+    if not 1 <= len(prompt) <= openai.MAX_PROMPTS:
+        raise InvalidRequestError(f"`prompt` may be 1 to {openai.MAX_PROMPTS} prompts.", param="prompt")
+    if all(isinstance(item, str) for item in prompt):
+        return prompt
+    if all(isinstance(item, list) and all(_is_id(token) for token in item) for item in prompt):
+        return prompt
+    raise InvalidRequestError(
+        "`prompt` must be text, a list of token ids, a list of texts, or a list of lists of token ids.", param="prompt"
+    )
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise InvalidRequestError unless there is at least one id and all are in the vocabulary."""
+    if not ids and param == "prompt":
+        raise InvalidRequestError("`prompt` must have at least one token.", param=param)
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise InvalidRequestError(f"`{param}` may hold token ids from 0 to {vocab_size - 1}.", param=param)
+
+
+def fit_max_tokens(
+    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, default: int | None, param: str
+) -> int:
+    """Return how many tokens may be generated.
+
+    Args:
+        num_prompt_tokens: Of the longest prompt.
+        max_tokens: What the client asked for; None takes the default, as far as it fits.
+        max_model_len: Prompt and answer together.
+        default: None = the rest of the context.
+        param: The field to name: `messages` or `prompt`.
+
+    Raises:
+        ContextLengthError: They do not fit; both counts are in the message.
+    """
+    rest = max_model_len - num_prompt_tokens
+    if rest < 1 or (max_tokens is not None and max_tokens > rest):
+        _refuse_length(num_prompt_tokens, max_tokens, max_model_len, param)
+    if max_tokens is not None:
+        return max_tokens
+    return rest if default is None else min(default, rest)
+
+
+def _refuse_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str) -> NoReturn:
+    asked = "at least 1" if max_tokens is None else f"{max_tokens}"
+    raise ContextLengthError(
+        f"This model's context is {max_model_len} tokens, but the prompt has {num_prompt_tokens} tokens and the answer "
+        f"asks for {asked}; shorten the prompt or lower max_tokens.",
+        param=param,
+    )
