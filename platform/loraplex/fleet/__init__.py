@@ -1,0 +1,1 @@
+"""Engine replicas: which exist, what they last said of themselves, which one a request goes to."""

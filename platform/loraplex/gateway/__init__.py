@@ -1,0 +1,1 @@
+"""The public door: authenticate, resolve `model=`, choose a replica, relay, settle; and the management routes."""

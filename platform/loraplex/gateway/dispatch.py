@@ -1,0 +1,125 @@
+"""Sends a call to a replica: choice, identity, private headers, and one other replica if the first takes nothing.
+
+Knows nothing of clients' connections or usage. Once an engine has answered there is no second try.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+
+from loraplex.errors import NoReplicaError, ReplicaFailedError
+from loraplex.fleet.fleet import Fleet
+from loraplex.fleet.view import Replica
+from loraplex.gateway.call import Call
+from loraplex.gateway.resolution import Resolved
+from loraplex_engine.wire import done
+from loraplex_engine.wire.client import EngineAnswer, UnreachableError
+from loraplex_engine.wire.client import ReplicaFailedError as EngineFailedError
+from loraplex_registry.wire.identity import Identity, TokenSigner
+
+_MAX_TRIES = 2
+_MS = 1000
+_log = logging.getLogger(__name__)
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be sent: a call, what its model resolved to, for whom, and the seconds it may take."""
+
+    call: Call
+    resolved: Resolved
+    identity: Identity
+    timeout_s: float
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """An engine's answer and the replica that gave it."""
+
+    answer: EngineAnswer
+    replica: Replica
+
+
+class Dispatcher:
+    """Delivers orders to engines."""
+
+    def __init__(self, fleet: Fleet, signer: TokenSigner) -> None:
+        self._fleet = fleet
+        self._signer = signer
+
+    def choose(self, order: Order, exclude: tuple[str, ...] = ()) -> Replica:
+        """Return the replica that gets the order.
+
+        Raises:
+            NoReplicaError: None serves its base.
+        """
+        replica = self._fleet.choose(order.resolved.base, order.resolved.digest, exclude)
+        if replica is None:
+            raise NoReplicaError(f"No engine serves {order.resolved.base} at the moment; try again shortly.")
+        return replica
+
+    @asynccontextmanager
+    async def deliver(self, order: Order, first: Replica) -> AsyncIterator[Delivery]:
+        """Send the order and yield the answer; leaving the block closes the connection, which ends the generation.
+
+        Raises:
+            NoReplicaError: Neither `first` nor another one took it.
+            ReplicaFailedError: The engine failed, or answered for something else.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                yield await self._open(order, first, stack)
+            except EngineFailedError as error:
+                raise ReplicaFailedError from error
+
+    async def _open(self, order: Order, first: Replica, stack: AsyncExitStack) -> Delivery:
+        replica = first
+        tried: tuple[str, ...] = ()
+        while True:
+            try:
+                answer = await self._try(order, replica, stack)
+            except UnreachableError as error:
+                _log.warning("engine %s takes no connection", replica.url)
+                tried = (*tried, replica.url)
+                if len(tried) == _MAX_TRIES:
+                    raise NoReplicaError from error
+                replica = self.choose(order, tried)
+                continue
+            _check_answer(answer, order, replica)
+            return Delivery(answer, replica)
+
+    async def _try(self, order: Order, replica: Replica, stack: AsyncExitStack) -> EngineAnswer:
+        stack.enter_context(self._fleet.count(replica.url))
+        return await stack.enter_async_context(
+            self._fleet.client(replica.url).generate(
+                order.call.route,
+                order.call.encode_for(order.resolved.digest or order.resolved.base),
+                token=self._signer.sign(order.identity, "engine"),
+                headers=_private_headers(order),
+                # The caller's own clock ends the request; this one only keeps a lost wait from staying for ever.
+                deadline_s=order.timeout_s + 5,
+            )
+        )
+
+
+def _private_headers(order: Order) -> dict[str, str]:
+    adapter = order.resolved.adapter
+    return {
+        done.REQUEST_ID: order.identity.request_id,
+        done.TENANT_ID: (adapter.tenant_id if adapter else order.identity.tenant_id) or "",
+        done.DEADLINE_MS: str(int(order.timeout_s * _MS)),
+        done.ECHO_MODEL: order.call.model,
+    }
+
+
+def _check_answer(answer: EngineAnswer, order: Order, replica: Replica) -> None:
+    """Believe no engine that answers for other weights than those asked for, or refuses who we are."""
+    if answer.status in (401, 403):
+        _log.error("engine %s refuses the gateway's identity (%d); check its verify keys", replica.url, answer.status)
+        raise ReplicaFailedError
+    asked = order.resolved.digest or done.BASE_DIGEST
+    if answer.status == 200 and answer.digest != asked:
+        _log.error("engine %s answered with %s for %s", replica.url, answer.digest, asked)
+        raise ReplicaFailedError

@@ -1,0 +1,73 @@
+"""The middleware in front of every route: who calls, and may it see the tenant in the path. Sets `state.identity`.
+
+401 without a valid key, 403 for a suspended tenant, 404 for a tenant that is not the caller's. Scopes are checked by
+the handlers, which know what they do.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from loraplex.errors import AuthenticationError, NotFoundError
+from loraplex.gateway.authentication import Authenticator, target
+from loraplex.gateway.directory import Directory
+from loraplex_registry.wire.identity import Identity
+
+_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
+_INTERNAL = "/internal/"
+_ARTIFACTS = "/internal/artifacts/"
+
+
+class Door(ASGIMiddleware):
+    """Authenticates; see the module."""
+
+    def __init__(self, authenticator: Authenticator, directory: Directory, engine_key: str | None) -> None:
+        self._authenticator = authenticator
+        self._directory = directory
+        self._engine_key = engine_key
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Let a request in, or raise."""
+        if scope["path"] not in _OPEN:
+            await self._directory.ensure_fresh()
+            scope["state"]["identity"] = self._identify(scope)
+        await next_app(scope, receive, send)
+
+    def _identify(self, scope: Scope) -> Identity:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        request_id = scope["state"]["request_id"]
+        if scope["path"].startswith(_INTERNAL):
+            return self._identify_engine(scope["path"], authorization, request_id)
+        identity = self._authenticator.authenticate(authorization, request_id)
+        return self._aim(identity, scope["path_params"])
+
+    def _identify_engine(self, path: str, authorization: str, request_id: str) -> Identity:
+        """Engines read artifacts with their own key; nothing else is internal to this process' outside."""
+        if not path.startswith(_ARTIFACTS):
+            raise NotFoundError
+        given = authorization.removeprefix("Bearer ").strip().encode("latin-1")
+        expected = (self._engine_key or "").encode()
+        if not hmac.compare_digest(given, expected) or not expected:
+            raise AuthenticationError("The engine key is missing or not valid.")
+        return Identity(
+            role="engine",
+            tenant_id=None,
+            tenant=None,
+            scopes=(),
+            key_id="engine",
+            actor="engine",
+            request_id=request_id,
+        )
+
+    def _aim(self, identity: Identity, path_params: dict[str, Any]) -> Identity:
+        if "tenant" not in path_params:
+            return identity
+        aimed = target(identity, path_params["tenant"], self._directory)
+        if aimed is None:
+            raise NotFoundError("There is no such tenant, or it is not yours.", param="tenant")
+        return aimed

@@ -1,0 +1,79 @@
+"""The outermost layer: gives each request its id, strips private headers, bounds the wait for a body, counts answers.
+
+Nothing that a client sends as `x-loraplex-*` passes, but the canary key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from typing import cast
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope, Send
+
+from loraplex.errors import BodyTimeoutError
+from loraplex.gateway.metrics import GatewayMetrics
+from loraplex_registry.wire.ids import new_public_id
+
+CANARY_HEADER = "x-loraplex-canary-key"
+_PRIVATE_PREFIX = b"x-loraplex-"
+_BODY_IDLE_S = 30.0
+_CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,200}")
+_NO_ROUTE = "none"
+
+
+class Edge:
+    """Wraps the whole application."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        request_id = new_public_id("req")
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["client_request_id"] = _find_client_id(scope["headers"])
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if not _is_private(name)]
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.count_answer(scope.get("path_template") or _NO_ROUTE, message["status"])
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        await self._app(scope, _bound(receive), send_with_id)
+
+
+def _is_private(name: bytes) -> bool:
+    lowered = name.lower()
+    return lowered.startswith(_PRIVATE_PREFIX) and lowered != CANARY_HEADER.encode()
+
+
+def _find_client_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """A client's own id is kept if it is short and printable, for its logs; ours is always fresh."""
+    given = next((value for name, value in headers if name.lower() == b"x-request-id"), b"")
+    return given.decode() if _CLIENT_ID.fullmatch(given) else None
+
+
+def _bound(receive: Receive) -> Receive:
+    """Let no body stall: 30 seconds without a byte end the request. After the body waits are free."""
+    is_complete = False
+
+    async def receive_in_time() -> HTTPReceiveMessage:
+        nonlocal is_complete
+        try:
+            async with asyncio.timeout(None if is_complete else _BODY_IDLE_S):
+                message = cast("HTTPReceiveMessage", await receive())
+        except TimeoutError as error:
+            raise BodyTimeoutError from error
+        is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return cast("Receive", receive_in_time)

@@ -1,0 +1,231 @@
+"""One answer on its way from an engine to a client: `Generation` owns it from the committed request row to settlement.
+
+Whatever happens first decides: the end of the answer, the client going away, the time limit, the end of this process.
+Only whole events are passed on. Usage is committed before the client can know that its answer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from litestar.types import Receive, Scope, Send
+
+from loraplex.errors import DeadlineExceededError, DrainingError, LoraplexError, ReplicaFailedError
+from loraplex.fleet.view import Replica
+from loraplex.gateway.dispatch import Delivery, Dispatcher, Order
+from loraplex.gateway.drain import Drain
+from loraplex.gateway.problem import describe
+from loraplex.usage.record import Done, Settlement
+from loraplex_engine.wire.client import EngineAnswer, Event
+from loraplex_engine.wire.done import RequestDone
+
+_LAST = b"[DONE]"
+_ERROR = b'{"error"'
+_BLOCKED_WRITE_S = 30.0
+_PASSED_HEADERS = ("content-type", "retry-after")
+_log = logging.getLogger(__name__)
+
+Settle = Callable[[Settlement], Awaitable[None]]
+Abort = Callable[[str], Awaitable[RequestDone | None]]
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection, or stopped reading."""
+
+
+class Generation:
+    """An ASGI application that answers one inference request.
+
+    Args:
+        order: What is sent to the engine.
+        replica: The replica that is tried first.
+        dispatcher: Sends it.
+        drain: Tells when this process must end.
+        settle: Commits how it ended.
+        abort: Ends it at the engine whose URL is given, and says what it cost.
+        note_progress: Takes the number of events passed on.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        replica: Replica,
+        dispatcher: Dispatcher,
+        drain: Drain,
+        *,
+        settle: Settle,
+        abort: Abort,
+        note_progress: Callable[[int], None],
+    ) -> None:
+        self._order = order
+        self._replica = replica
+        self._dispatcher = dispatcher
+        self._drain = drain
+        self._settle = settle
+        self._abort = abort
+        self._note_progress = note_progress
+        self._num_events = 0
+        self._has_started = False
+        self._is_settled = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
+        """Answer; errors before the first byte are raised, later ones become an error event."""
+        try:
+            await self._race(receive, send)
+        except ClientGoneError:
+            await self._settle_aborted("cancelled", None)
+        except LoraplexError as error:
+            await self._settle_aborted("error", error.code)
+            if not self._has_started:
+                raise
+            await _send_error_event(send, error)
+        except BaseException:
+            await self._settle_aborted("error", "internal_error")
+            raise
+
+    async def _race(self, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._answer(send))
+        gone = asyncio.create_task(_wait_until_gone(receive))
+        expired = asyncio.create_task(self._drain.wait_expired())
+        tasks = (work, gone, expired)
+        try:
+            await asyncio.wait(tasks, timeout=self._order.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = [task.done() for task in tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        is_answered, is_gone, is_expired = ended
+        if is_answered:
+            work.result()
+        elif is_gone:
+            raise ClientGoneError
+        else:
+            raise DrainingError if is_expired else DeadlineExceededError
+
+    async def _answer(self, send: Send) -> None:
+        async with self._dispatcher.deliver(self._order, self._replica) as delivery:
+            self._replica = delivery.replica
+            if delivery.answer.is_stream:
+                await self._pass_stream(delivery, send)
+            else:
+                await self._pass_whole(delivery, send)
+
+    async def _pass_whole(self, delivery: Delivery, send: Send) -> None:
+        answer = delivery.answer
+        body = await answer.read()
+        await self._settle_answered(answer, None if answer.status < 400 else _read_code(body))
+        await self._start(delivery, send)
+        await _send_body(send, body, more=False)
+
+    async def _pass_stream(self, delivery: Delivery, send: Send) -> None:
+        await self._start(delivery, send)
+        async for event in delivery.answer.events():
+            if event.data == _LAST or event.data.startswith(_ERROR):
+                code = None if event.data == _LAST else _read_code(event.data)
+                await self._settle_answered(delivery.answer, code)
+                await _send_body(send, _encode_event(event), more=False)
+                return
+            self._num_events += 1
+            self._note_progress(self._num_events)
+            await _send_body(send, _encode_event(event), more=True)
+        raise ReplicaFailedError("The engine ended its answer in the middle; send the request again.")
+
+    async def _start(self, delivery: Delivery, send: Send) -> None:
+        answer = delivery.answer
+        found = {name: answer.header(name) for name in _PASSED_HEADERS}
+        headers = {name: value for name, value in found.items() if value is not None} | self._own_headers(delivery)
+        self._has_started = True
+        await send(
+            {
+                "type": "http.response.start",
+                "status": answer.status,
+                "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            }
+        )
+
+    def _own_headers(self, delivery: Delivery) -> dict[str, str]:
+        resolved = self._order.resolved
+        headers = {
+            "x-loraplex-model": resolved.full_name,
+            "x-loraplex-digest": resolved.digest or "base",
+            "x-loraplex-replica": delivery.replica.name,
+        }
+        return headers | ({"cache-control": "no-store"} if delivery.answer.is_stream else {})
+
+    async def _settle_answered(self, answer: EngineAnswer, code: str | None) -> None:
+        done = _read_done(answer.done) if answer.done else Done(completion_tokens=self._num_events)
+        if answer.done is None and code is None:
+            _log.warning("%s: the engine did not say what it cost", self._order.identity.request_id)
+        await self._record(Settlement(outcome="ok" if code is None else "error", code=code, done=done))
+
+    async def _settle_aborted(self, outcome: str, code: str | None) -> None:
+        if self._is_settled:
+            return
+        done = await self._find_cost()
+        await self._record(Settlement(outcome=outcome, code=code, done=done))
+
+    async def _find_cost(self) -> Done:
+        """Ask the engine; if it is gone, what was passed on is the last that is known."""
+        try:
+            done = await self._abort(self._replica.url)
+        except Exception as error:  # noqa: BLE001 - whatever an engine does here, the request must be settled
+            _log.info("%s: the engine did not confirm the end: %r", self._order.identity.request_id, error)
+            done = None
+        return Done(completion_tokens=self._num_events) if done is None else _read_done(done)
+
+    async def _record(self, settlement: Settlement) -> None:
+        """Commit; if the database is away the answer goes on, and the open row is settled at the next start."""
+        self._is_settled = True
+        try:
+            await self._settle(settlement)
+        except LoraplexError as error:
+            _log.error("%s could not be settled: %s", self._order.identity.request_id, error.message)
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+
+
+async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
+    """Send, unless the client has not read for 30 seconds: then it counts as gone."""
+    try:
+        async with asyncio.timeout(_BLOCKED_WRITE_S):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError as error:
+        raise ClientGoneError from error
+
+
+async def _send_error_event(send: Send, error: LoraplexError) -> None:
+    data = msgspec.json.encode(describe(error).body)
+    try:
+        await _send_body(send, _encode_event(Event(data)), more=False)
+    except ClientGoneError:
+        return
+
+
+def _encode_event(event: Event) -> bytes:
+    name = f"event: {event.name}\n".encode() if event.name else b""
+    return name + b"".join(b"data: " + line + b"\n" for line in event.data.split(b"\n")) + b"\n"
+
+
+def _read_done(done: RequestDone) -> Done:
+    found = msgspec.structs.asdict(done)
+    return Done(**{name: found[name] for name in Done.__struct_fields__})
+
+
+def _read_code(body: bytes) -> str:
+    """The slug in an engine's error, which goes to the client as it is."""
+    try:
+        error: Any = msgspec.json.decode(body, type=dict[str, Any])["error"]
+        code = error["code"]
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return ReplicaFailedError.code
+    return code if isinstance(code, str) else ReplicaFailedError.code

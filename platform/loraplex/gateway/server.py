@@ -1,0 +1,108 @@
+"""uvicorn, embedded: the bounds that it lacks and a shutdown that drains first and exits 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from litestar.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from loraplex.gateway.drain import Drain
+
+_HEADERS_S = 10.0
+_KEEP_ALIVE_S = 75
+_LAST_EVENTS_S = 5
+_BACKLOG = 2048
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections whose first request line and headers take longer than ten seconds."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._headers_timer = self.loop.call_later(_HEADERS_S, transport.close)
+
+    def on_headers_complete(self) -> None:
+        """Stop the clock."""
+        self._headers_timer.cancel()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._headers_timer.cancel()
+        super().connection_lost(exc)
+
+
+class GatewayServer(uvicorn.Server):
+    """Serves one application until SIGTERM or SIGINT; then running answers get `drain_s` seconds to end."""
+
+    def __init__(self, app: ASGIApp, drain: Drain, drain_s: float) -> None:
+        config = uvicorn.Config(
+            app,  # type: ignore[arg-type]
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=int(drain_s) + _LAST_EVENTS_S,
+        )
+        super().__init__(config)
+        self._drain = drain
+        self._drain_s = drain_s
+
+    def stop(self) -> None:
+        """Begin to drain; once more: at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._drain.begin()
+        asyncio.get_running_loop().call_later(self._drain_s, self._drain.expire)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """Take signals through the loop, and end normally after them: uvicorn would end by the signal itself."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGTERM, signal.SIGINT)
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            for number in signals:
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                for number in signals:
+                    loop.remove_signal_handler(number)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one.
+
+    Raises:
+        OSError: The address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(_BACKLOG)
+    except OSError:
+        found.close()
+        raise
+    found.setblocking(False)
+    return found
+
+
+def describe_address(bound: socket.socket) -> str:
+    """Return the URL of a bound socket."""
+    address: Any = bound.getsockname()
+    host, port = address[0], address[1]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
