@@ -3,13 +3,13 @@
 RegistryError
     TokenError, PermissionDeniedError
     InvalidRequestError
-        InvalidNameError, UnsupportedParameterError, UnknownParameterError
+        InvalidJsonError, InvalidNameError, UnsupportedParameterError, UnknownParameterError
     NotFoundError
     ConflictError
         PreconditionFailedError, PreconditionRequiredError, QuarantinedError
         IdempotencyRunningError, IdempotencyReusedError, NameReservedError
     RetiredError
-    PayloadTooLargeError, UnsupportedMediaTypeError
+    PayloadTooLargeError, UnsupportedMediaTypeError, BodyTimeoutError
     AdapterRejectedError
     SettingError, MigrationError
     UnavailableError
@@ -50,6 +50,12 @@ class InvalidRequestError(RegistryError):
     """The request is not valid; the message names the field."""
 
     code = "invalid_request_error"
+
+
+class InvalidJsonError(InvalidRequestError):
+    """The body is not valid JSON; send one JSON object in UTF-8."""
+
+    code = "invalid_json"
 
 
 class InvalidNameError(InvalidRequestError, ValueError):
@@ -137,6 +143,12 @@ class UnsupportedMediaTypeError(RegistryError):
     """The content type is not understood here; send multipart/form-data for uploads and application/json else."""
 
     code = "unsupported_media_type"
+
+
+class BodyTimeoutError(RegistryError):
+    """The body stopped arriving; send it again, on a connection that keeps moving."""
+
+    code = "request_timeout"
 
 
 class AdapterRejectedError(RegistryError):

@@ -77,10 +77,17 @@ class FolderStore:
     def list_artifacts(self) -> Iterator[tuple[str, float]]:
         """Yield digest and age of every artifact, whole or not."""
         for folder in sorted(self.root.glob("sha256/??/??/*")):
-            try:
-                yield f"sha256:{folder.name}", time.time() - folder.stat().st_mtime
-            except FileNotFoundError:
-                continue
+            digest = f"sha256:{folder.name}"
+            age_s = self.find_age_s(digest)
+            if age_s is not None:
+                yield digest, age_s
+
+    def find_age_s(self, digest: str) -> float | None:
+        """Return the seconds since an artifact was last put."""
+        try:
+            return time.time() - (self.root / artifact_path(digest)).stat().st_mtime
+        except FileNotFoundError:
+            return None
 
     def create_staging(self) -> Path:
         """Create an empty folder for one upload."""

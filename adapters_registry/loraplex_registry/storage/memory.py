@@ -62,6 +62,11 @@ class MemoryStore:
         """Yield digest and age of every artifact."""
         yield from [(digest, time.time() - artifact.put_at) for digest, artifact in sorted(self._artifacts.items())]
 
+    def find_age_s(self, digest: str) -> float | None:
+        """Return the seconds since an artifact was last put."""
+        artifact = self._artifacts.get(digest)
+        return time.time() - artifact.put_at if artifact else None
+
     def create_staging(self) -> Path:
         """Create an empty folder for one upload."""
         return Path(tempfile.mkdtemp(dir=self._staging.name))

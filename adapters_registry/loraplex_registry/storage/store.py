@@ -49,6 +49,9 @@ class ObjectStore(Protocol):
     def list_artifacts(self) -> Iterator[tuple[str, float]]:
         """Yield digest and age in seconds since it was last put, of every artifact there is."""
 
+    def find_age_s(self, digest: str) -> float | None:
+        """Return the seconds since an artifact was last put, None if it is not there."""
+
     def create_staging(self) -> Path:
         """Create an empty private folder on the store's file system; the caller removes it."""
 

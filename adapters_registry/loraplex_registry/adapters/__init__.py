@@ -1,0 +1,1 @@
+"""Bases, adapters and versions: how they are found, shown, named, retired and deleted."""

@@ -1,0 +1,107 @@
+"""Registers base models. A known fingerprint keeps its first name; other names it comes by are accepted ones."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy as sa
+
+from loraplex_registry.adapters.view import BaseView, show_base
+from loraplex_registry.db.database import Change, Database
+from loraplex_registry.db.model import AdapterRow, BaseRow
+from loraplex_registry.errors import InvalidRequestError, NameReservedError
+from loraplex_registry.events import record_event
+from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.naming import check_name
+
+_MAX_NAMES = 64
+_MAX_NAME_LEN = 200
+
+
+class BaseModels:
+    """The only writer of base rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def register(self, spec: BaseSpec, by: Identity) -> tuple[BaseView, bool]:
+        """Register a base, or learn further names of one that is known.
+
+        Returns:
+            The base as it is now, and whether it is new.
+
+        Raises:
+            InvalidRequestError: A field makes no sense.
+            NameReservedError: The name belongs to another base or to a tenant.
+        """
+        _check_spec(spec)
+
+        async def work(change: Change) -> tuple[BaseView, bool]:
+            known = await _find_by_fingerprint(change, spec.fingerprint)
+            if known is None:
+                return show_base(await _insert(change, spec, by)), True
+            _merge(change, known, spec, by)
+            return show_base(known), False
+
+        return await self._database.change(work)
+
+
+def _check_spec(spec: BaseSpec) -> None:
+    check_name(spec.name, "name")
+    if not spec.fingerprint or len(spec.fingerprint) > 128:
+        raise InvalidRequestError("fingerprint is 1 to 128 characters", param="fingerprint")
+    if len(spec.weights_digest) > 128:
+        raise InvalidRequestError("weights_digest is at most 128 characters", param="weights_digest")
+    if len(spec.accepted_names) > _MAX_NAMES or any(not 0 < len(name) <= _MAX_NAME_LEN for name in spec.accepted_names):
+        raise InvalidRequestError("accepted_names is up to 64 names of 1 to 200 characters", param="accepted_names")
+    for field in ("vocab_size", "max_lora_rank", "default_context"):
+        if not 1 <= getattr(spec, field) < 2**31:
+            raise InvalidRequestError(f"{field} is a positive integer", param=field)
+    if not spec.modules:
+        raise InvalidRequestError("modules maps at least one module to its features", param="modules")
+
+
+async def _find_by_fingerprint(change: Change, fingerprint: str) -> BaseRow | None:
+    found = await change.session.execute(sa.select(BaseRow).where(BaseRow.fingerprint == fingerprint))
+    return found.scalar_one_or_none()
+
+
+async def _insert(change: Change, spec: BaseSpec, by: Identity) -> BaseRow:
+    await _check_free(change, spec.name)
+    base = BaseRow(
+        name=spec.name,
+        accepted_names=sorted(set(spec.accepted_names) - {spec.name}),
+        fingerprint=spec.fingerprint,
+        weights_digest=spec.weights_digest,
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        modules=msgspec.to_builtins(spec.modules),
+        max_lora_rank=spec.max_lora_rank,
+        default_context=spec.default_context,
+        changed_epoch=change.epoch,
+    )
+    change.session.add(base)
+    await change.session.flush()
+    record_event(change.session, by, "base.registered", spec.name, details={"fingerprint": spec.fingerprint})
+    return base
+
+
+async def _check_free(change: Change, name: str) -> None:
+    """A base is called by its bare name, as a tenant is."""
+    base = await change.session.execute(sa.select(BaseRow.id).where(BaseRow.name == name))
+    if base.first() is not None:
+        raise NameReservedError(f"another base is called {name}; give --served-model-name", param="name")
+    tenant = await change.session.execute(
+        sa.select(AdapterRow.id).where(AdapterRow.tenant == name, AdapterRow.deleted_at.is_(None)).limit(1)
+    )
+    if tenant.first() is not None:
+        raise NameReservedError(f"a tenant is called {name}; give --served-model-name", param="name")
+
+
+def _merge(change: Change, known: BaseRow, spec: BaseSpec, by: Identity) -> None:
+    names = sorted({*known.accepted_names, *spec.accepted_names, spec.name} - {known.name})
+    if names == known.accepted_names:
+        return
+    known.accepted_names = names
+    known.changed_epoch = change.epoch
+    record_event(change.session, by, "base.names_added", known.name, details={"accepted_names": names})

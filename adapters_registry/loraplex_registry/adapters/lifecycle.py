@@ -1,0 +1,179 @@
+"""What happens to adapters and versions after upload: retire, restore, default, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import sqlalchemy as sa
+
+from loraplex_registry.adapters.alias_row import make_default, set_targets
+from loraplex_registry.adapters.lookup import (
+    find_live,
+    get_adapter,
+    get_version,
+    list_aliases,
+    list_numbers,
+)
+from loraplex_registry.adapters.tenant import TenantRef
+from loraplex_registry.adapters.view import AdapterView, read_targets, show_adapter, show_version
+from loraplex_registry.db.database import Change, Database
+from loraplex_registry.db.model import AdapterRow, VersionRow
+from loraplex_registry.errors import ConflictError, QuarantinedError, RetiredError
+from loraplex_registry.events import record_event
+from loraplex_registry.wire.adapter import VersionView
+from loraplex_registry.wire.identity import Identity
+
+
+class Lifecycle:
+    """The only writer of version states after upload, and of deleted adapters."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def retire(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
+        """Retire a version; one that is retired already stays so.
+
+        Raises:
+            NotFoundError: There is no such version.
+            ConflictError: An alias targets it.
+            QuarantinedError: It is quarantined.
+            RetiredError: It is purged.
+        """
+
+        async def work(change: Change) -> VersionView:
+            version = await get_version(change.session, tenant, name, number)
+            _check_not_gone(version)
+            if version.state != "retired":
+                await _check_untargeted(change, version)
+                version.state, version.retired_at = "retired", datetime.now(UTC)
+                _mark(change, version, by, "adapter.version_retired")
+            return show_version(version, await find_live(change.session, version.adapter_id))
+
+        return await self._database.change(work)
+
+    async def restore(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
+        """Make a retired version ready again.
+
+        Raises:
+            NotFoundError: There is no such version.
+            ConflictError: It is not retired.
+            QuarantinedError: It is quarantined.
+            RetiredError: It is purged.
+        """
+
+        async def work(change: Change) -> VersionView:
+            version = await get_version(change.session, tenant, name, number)
+            _check_not_gone(version)
+            if version.state != "retired":
+                raise ConflictError(f"version {number} is {version.state}; only a retired version can be restored")
+            version.state, version.retired_at = "ready", None
+            _mark(change, version, by, "adapter.version_restored")
+            return show_version(version, await find_live(change.session, version.adapter_id))
+
+        return await self._database.change(work)
+
+    async def make_default(self, tenant: TenantRef, name: str, by: Identity) -> AdapterView:
+        """Let the tenant's bare name mean this adapter.
+
+        Raises:
+            NotFoundError: There is no such adapter.
+        """
+
+        async def work(change: Change) -> AdapterView:
+            adapter = await get_adapter(change.session, tenant, name)
+            await make_default(change, adapter)
+            _record(change, adapter, by, "adapter.made_default")
+            numbers = await list_numbers(change.session, [adapter.id])
+            return show_adapter(adapter, numbers[adapter.id], await list_aliases(change.session, [adapter.id]))
+
+        return await self._database.change(work)
+
+    async def delete(self, tenant: TenantRef, name: str, by: Identity) -> None:
+        """Delete an adapter: its name is free at once, its numbers continue if the name comes again.
+
+        Raises:
+            NotFoundError: There is no such adapter.
+        """
+
+        async def work(change: Change) -> None:
+            await _delete(change, await get_adapter(change.session, tenant, name), by)
+
+        await self._database.change(work)
+
+    async def delete_all(self, tenant: TenantRef, by: Identity) -> int:
+        """Delete all adapters of a tenant and return how many there were."""
+
+        async def work(change: Change) -> int:
+            adapters = await _list_all(change, tenant)
+            for adapter in adapters:
+                await _delete(change, adapter, by)
+            return len(adapters)
+
+        return await self._database.change(work)
+
+    async def count(self, tenant: TenantRef) -> int:
+        """Return how many adapters a tenant has."""
+        async with self._database.read() as session:
+            found = await session.execute(
+                sa.select(sa.func.count())
+                .select_from(AdapterRow)
+                .where(AdapterRow.tenant_id == tenant.id, AdapterRow.deleted_at.is_(None))
+            )
+            return found.scalar_one()
+
+
+def _check_not_gone(version: VersionRow) -> None:
+    if version.state == "quarantined":
+        raise QuarantinedError(f"version {version.number} is quarantined; an admin must release it first")
+    if version.state == "purged":
+        raise RetiredError(f"version {version.number} is purged: its bytes are gone; upload it again")
+
+
+async def _check_untargeted(change: Change, version: VersionRow) -> None:
+    for alias in await list_aliases(change.session, [version.adapter_id]):
+        if any(target.version == version.number for target in read_targets(alias.targets)):
+            raise ConflictError(f"the alias {alias.name} targets version {version.number}; point it elsewhere first")
+
+
+async def _list_all(change: Change, tenant: TenantRef) -> Sequence[AdapterRow]:
+    query = sa.select(AdapterRow).where(AdapterRow.tenant_id == tenant.id, AdapterRow.deleted_at.is_(None))
+    return (await change.session.execute(query)).scalars().all()
+
+
+async def _delete(change: Change, adapter: AdapterRow, by: Identity) -> None:
+    at = datetime.now(UTC)
+    for alias in await list_aliases(change.session, [adapter.id]):
+        await set_targets(change, adapter, alias.name, (), "delete", by.actor)
+    await change.session.execute(
+        sa.update(VersionRow)
+        .where(VersionRow.adapter_id == adapter.id, VersionRow.state.in_(("validating", "ready")))
+        .values(state="retired", retired_at=at)
+    )
+    adapter.deleted_at, adapter.is_default, adapter.changed_epoch = at, False, change.epoch
+    _record(change, adapter, by, "adapter.deleted")
+    await change.session.flush()
+
+
+def _mark(change: Change, version: VersionRow, by: Identity, action: str) -> None:
+    version.adapter.changed_epoch = change.epoch
+    record_event(
+        change.session,
+        by,
+        action,
+        f"{version.adapter.tenant}/{version.adapter.name}@{version.number}",
+        tenant_id=version.adapter.tenant_id,
+        tenant=version.adapter.tenant,
+        details={"digest": version.digest},
+    )
+
+
+def _record(change: Change, adapter: AdapterRow, by: Identity, action: str) -> None:
+    record_event(
+        change.session,
+        by,
+        action,
+        f"{adapter.tenant}/{adapter.name}",
+        tenant_id=adapter.tenant_id,
+        tenant=adapter.tenant,
+    )

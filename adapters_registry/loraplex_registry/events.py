@@ -1,0 +1,42 @@
+"""Appends to the registry's event table, inside the transaction of the change that an event tells of.
+
+Nothing else writes events. Details hold no file contents and no secrets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from loraplex_registry.db.model import EventRow
+from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.ids import new_public_id
+
+_MAX_SUBJECT_LEN = 300
+
+
+def record_event(
+    session: AsyncSession,
+    by: Identity,
+    action: str,
+    subject: str,
+    *,
+    tenant_id: str | None = None,
+    tenant: str | None = None,
+    details: dict[str, Any] | None = None,
+) -> None:
+    """Record that `by` did `action` (such as `adapter.uploaded`) to `subject`, once the transaction commits."""
+    session.add(
+        EventRow(
+            public_id=new_public_id("evt"),
+            action=action,
+            tenant_id=tenant_id,
+            tenant=tenant,
+            subject=subject[:_MAX_SUBJECT_LEN],
+            actor=by.actor,
+            key_id=by.key_id,
+            request_id=by.request_id,
+            details=details or {},
+        )
+    )
