@@ -13,7 +13,7 @@ import msgspec
 from loraplex_registry.errors import InvalidRequestError
 
 T = TypeVar("T")
-K = TypeVar("K", int, uuid.UUID)
+K = TypeVar("K", int, str, uuid.UUID)
 _DEFAULT_LIMIT = 50
 _MAX_LIMIT = 200
 

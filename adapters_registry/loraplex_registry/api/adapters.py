@@ -1,0 +1,190 @@
+"""Routes of adapters and versions, upload and download among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar.response import Stream
+
+from loraplex_registry.adapters.lookup import (
+    find_live,
+    get_adapter,
+    get_version,
+    list_adapters,
+    list_aliases,
+    list_numbers,
+    list_versions,
+)
+from loraplex_registry.adapters.page import Page, build_page
+from loraplex_registry.adapters.tenant import TenantRef
+from loraplex_registry.adapters.view import AdapterView, show_adapter, show_version
+from loraplex_registry.api.caller import READ, WRITE, enter_tenant
+from loraplex_registry.api.reading import read_json, read_page_order, read_query
+from loraplex_registry.api.sending import send_file
+from loraplex_registry.api.service import Services
+from loraplex_registry.api.upload import build_order
+from loraplex_registry.db.model import AdapterRow, AliasRow
+from loraplex_registry.errors import (
+    ArtifactMissingError,
+    InvalidRequestError,
+    NotFoundError,
+    RetiredError,
+    StoreUnavailableError,
+)
+from loraplex_registry.wire.adapter import ManifestFile, Report, VersionView
+
+_ADAPTER = "/{adapter:str}"
+_VERSION = _ADAPTER + "/versions/{number:int}"
+
+
+class _StoredFile(ManifestFile, frozen=True):
+    """A file as a version's row describes it; `place` is where it lies in the artifact."""
+
+    place: str
+
+
+class _AdapterPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of an adapter can be changed."""
+
+    is_default: bool
+
+
+class AdapterRoutes(Controller):
+    """`/api/v1/tenants/{tenant}/adapters`."""
+
+    path = "/api/v1/tenants/{tenant:str}/adapters"
+
+    @get()
+    async def list_all(self, request: Request[Any, Any, Any], services: Services, tenant: str) -> Page[AdapterView]:
+        """List the tenant's adapters, newest first."""
+        target, _ = enter_tenant(request, tenant, READ)
+        order = read_page_order(request)
+        async with services.database.read() as session:
+            page = build_page(await list_adapters(session, target, order), order.limit, lambda row: row.id)
+            ids = [row.id for row in page.data]
+            numbers, aliases = await list_numbers(session, ids), await list_aliases(session, ids)
+        return Page([show_adapter(row, numbers[row.id], _of(row, aliases)) for row in page.data], page.next_cursor)
+
+    @get(_ADAPTER)
+    async def show(self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str) -> AdapterView:
+        """Show one adapter."""
+        target, _ = enter_tenant(request, tenant, READ)
+        read_query(request)
+        async with services.database.read() as session:
+            row = await get_adapter(session, target, adapter)
+            numbers = await list_numbers(session, [row.id])
+            return show_adapter(row, numbers[row.id], await list_aliases(session, [row.id]))
+
+    @patch(_ADAPTER)
+    async def change(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
+    ) -> AdapterView:
+        """Make an adapter the tenant's default."""
+        target, caller = enter_tenant(request, tenant, WRITE)
+        read_query(request)
+        wanted = await read_json(request, _AdapterPatch)
+        if not wanted.is_default:
+            raise InvalidRequestError("make another adapter the default instead", param="is_default")
+        return await services.lifecycle.make_default(target, adapter, caller)
+
+    @delete(_ADAPTER, status_code=204)
+    async def remove(self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str) -> None:
+        """Delete an adapter."""
+        target, caller = enter_tenant(request, tenant, WRITE)
+        read_query(request)
+        await services.lifecycle.delete(target, adapter, caller)
+
+    @post(_ADAPTER + "/versions", request_max_body_size=None)
+    async def upload(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
+    ) -> Response[Any]:
+        """Upload a PEFT folder as the adapter's next version."""
+        target, caller = enter_tenant(request, tenant, WRITE)
+        order = build_order(request, target, adapter, caller, services.settings)
+        result = await services.uploads.upload(order, request.stream())
+        return Response(result.body, status_code=result.status)
+
+    @get(_ADAPTER + "/versions")
+    async def list_all_versions(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
+    ) -> Page[VersionView]:
+        """List an adapter's versions, newest first."""
+        target, _ = enter_tenant(request, tenant, READ)
+        order = read_page_order(request)
+        async with services.database.read() as session:
+            row = await get_adapter(session, target, adapter)
+            live = await find_live(session, row.id)
+            page = build_page(await list_versions(session, row.id, order), order.limit, lambda version: version.number)
+            return Page([show_version(version, live) for version in page.data], page.next_cursor)
+
+    @get(_VERSION)
+    async def show_version(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
+    ) -> VersionView:
+        """Show one version, retired ones too."""
+        target, _ = enter_tenant(request, tenant, READ)
+        read_query(request)
+        return await _read_version(services, target, adapter, number)
+
+    @get(_VERSION + "/report")
+    async def show_report(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
+    ) -> Report:
+        """Show the report of a version's checks."""
+        target, _ = enter_tenant(request, tenant, READ)
+        read_query(request)
+        return (await _read_version(services, target, adapter, number)).report
+
+    @get(_VERSION + "/files/{name:str}")
+    async def download(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int, name: str
+    ) -> Stream:
+        """Send a file of a version as it was uploaded."""
+        target, _ = enter_tenant(request, tenant, READ)
+        read_query(request)
+        async with services.database.read() as session:
+            version = await get_version(session, target, adapter, number)
+        if version.state == "purged":
+            raise RetiredError(f"version {number} is purged: its bytes are gone")
+        for file in msgspec.convert(version.files, tuple[_StoredFile, ...]):
+            if file.name == name:
+                return await _send(services, version.digest, file)
+        raise NotFoundError(f"version {number} has no file {name}", param="name")
+
+    @delete(_VERSION, status_code=200)
+    async def retire(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
+    ) -> VersionView:
+        """Retire a version."""
+        target, caller = enter_tenant(request, tenant, WRITE)
+        read_query(request)
+        return await services.lifecycle.retire(target, adapter, number, caller)
+
+    @post(_VERSION + "/restore", status_code=200)
+    async def restore(
+        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
+    ) -> VersionView:
+        """Make a retired version ready again."""
+        target, caller = enter_tenant(request, tenant, WRITE)
+        read_query(request)
+        return await services.lifecycle.restore(target, adapter, number, caller)
+
+
+async def _read_version(services: Services, tenant: TenantRef, adapter: str, number: int) -> VersionView:
+    async with services.database.read() as session:
+        version = await get_version(session, tenant, adapter, number)
+        return show_version(version, await find_live(session, version.adapter_id))
+
+
+def _of(adapter: AdapterRow, aliases: Sequence[AliasRow]) -> list[AliasRow]:
+    return [alias for alias in aliases if alias.adapter_id == adapter.id]
+
+
+async def _send(services: Services, digest: str, file: _StoredFile) -> Stream:
+    try:
+        return await send_file(services.store, digest, file.place, file)
+    except ArtifactMissingError as error:
+        raise StoreUnavailableError(f"{file.name} is not in the object store now; tell an admin") from error

@@ -1,0 +1,71 @@
+"""Routes of base models: admins only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, get, post
+
+from loraplex_registry.adapters.lookup import list_bases
+from loraplex_registry.adapters.page import Page, build_page
+from loraplex_registry.adapters.view import BaseView, show_base
+from loraplex_registry.api.caller import check_admin
+from loraplex_registry.api.reading import read_json, read_page_order
+from loraplex_registry.api.service import Services
+from loraplex_registry.errors import InvalidRequestError
+from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
+
+
+class _NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A base to register; a module is its spec, or just [out, in]."""
+
+    name: str
+    fingerprint: str
+    modules: dict[str, tuple[int, int] | ModuleSpec]
+    vocab_size: int
+    accepted_names: tuple[str, ...] = ()
+    weights_digest: str = ""
+    max_lora_rank: int = 64
+    default_context: int = 2048
+    architecture: str = "LlamaForCausalLM"
+
+    def build_spec(self) -> BaseSpec:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__} | {"modules": self._build_modules()}
+        return BaseSpec(**fields)
+
+    def _build_modules(self) -> dict[str, ModuleSpec]:
+        modules = {
+            path: ModuleSpec(*module) if isinstance(module, tuple) else module for path, module in self.modules.items()
+        }
+        for path, module in modules.items():
+            if min(module.out_features, module.in_features) < 1:
+                raise InvalidRequestError(f"{path} has features below 1", param="modules")
+        return modules
+
+
+class BaseRoutes(Controller):
+    """`/api/v1/bases`."""
+
+    path = "/api/v1/bases"
+
+    @get()
+    async def list_all(self, request: Request[Any, Any, Any], services: Services) -> Page[BaseView]:
+        """List bases, newest first."""
+        check_admin(request, writes=False)
+        order = read_page_order(request)
+        async with services.database.read() as session:
+            bases = [show_base(base) for base in reversed(await list_bases(session))]
+        after = order.after(str)
+        if after is not None:
+            names = [base.name for base in bases]
+            bases = bases[names.index(after) + 1 :] if after in names else []
+        return build_page(bases[: order.limit + 1], order.limit, lambda base: base.name)
+
+    @post()
+    async def register(self, request: Request[Any, Any, Any], services: Services) -> Response[BaseView]:
+        """Register a base; the same again changes nothing."""
+        caller = check_admin(request, writes=True)
+        new = await read_json(request, _NewBase)
+        base, is_new = await services.bases.register(new.build_spec(), caller)
+        return Response(base, status_code=201 if is_new else 200)

@@ -1,0 +1,99 @@
+"""The one table from the registry's errors to HTTP: status, `type` and the JSON that every part answers with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.enums import MediaType
+from litestar.exceptions import HTTPException
+
+from loraplex_registry.errors import (
+    AdapterRejectedError,
+    BodyTimeoutError,
+    ConflictError,
+    IdempotencyReusedError,
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+    PreconditionRequiredError,
+    RegistryError,
+    RetiredError,
+    TokenError,
+    UnavailableError,
+    UnsupportedMediaTypeError,
+)
+
+# The first class that fits wins: subclasses stand before their bases.
+_STATUS: tuple[tuple[type[RegistryError], int], ...] = (
+    (TokenError, 401),
+    (PermissionDeniedError, 403),
+    (InvalidRequestError, 400),
+    (NotFoundError, 404),
+    (PreconditionFailedError, 412),
+    (PreconditionRequiredError, 428),
+    (ConflictError, 409),
+    (RetiredError, 410),
+    (BodyTimeoutError, 408),
+    (PayloadTooLargeError, 413),
+    (UnsupportedMediaTypeError, 415),
+    (AdapterRejectedError, 422),
+    (IdempotencyReusedError, 422),
+    (UnavailableError, 503),
+)
+_STATUS_TO_CODE = {
+    400: "invalid_request_error",
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+}
+_RETRY_AFTER_S = "1"
+
+
+def status_of(error: RegistryError) -> int:
+    """Return the HTTP status of an error; 500 for what should not reach a client."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def type_of(status: int) -> str:
+    """Return the `type` that goes with a status."""
+    if status >= 500:
+        return "server_error"
+    special = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return special.get(status, "invalid_request_error")
+
+
+def build_body(error: RegistryError, status: int) -> dict[str, Any]:
+    """Return the JSON body; refused uploads carry their report, a lost race what is there now."""
+    body: dict[str, Any] = {
+        "error": {"message": error.message, "type": type_of(status), "param": error.param, "code": error.code}
+    }
+    if isinstance(error, AdapterRejectedError):
+        body["report"] = msgspec.to_builtins(error.report)
+    if isinstance(error, PreconditionFailedError):
+        body["current"] = msgspec.to_builtins(error.current)
+    return body
+
+
+def answer_registry_error(request: Request[Any, Any, Any], error: RegistryError) -> Response[dict[str, Any]]:  # noqa: ARG001
+    """Answer an error of ours."""
+    status = status_of(error)
+    headers = {"Retry-After": _RETRY_AFTER_S} if status == 503 else {}
+    if isinstance(error, PreconditionFailedError) and error.revision is not None:
+        headers["ETag"] = f'"{error.revision}"'
+    return Response(build_body(error, status), status_code=status, headers=headers, media_type=MediaType.JSON)
+
+
+def answer_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[dict[str, Any]]:  # noqa: ARG001
+    """Answer what the web framework found: no such route, method or body."""
+    status = error.status_code
+    code = _STATUS_TO_CODE.get(status, "internal_error" if status >= 500 else "invalid_request_error")
+    message = error.detail if status < 500 else "The registry failed; see its log."
+    body = {"error": {"message": message, "type": type_of(status), "param": None, "code": code}}
+    return Response(body, status_code=status, headers=error.headers, media_type=MediaType.JSON)

@@ -1,0 +1,26 @@
+"""What the routes work with, composed once in `app`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loraplex_registry.adapters.base_model import BaseModels
+from loraplex_registry.adapters.lifecycle import Lifecycle
+from loraplex_registry.aliases import Aliases
+from loraplex_registry.db.database import Database
+from loraplex_registry.settings import RegistrySettings
+from loraplex_registry.storage.store import ObjectStore
+from loraplex_registry.uploads.upload import Uploads
+
+
+@dataclass(frozen=True)
+class Services:
+    """The registry's services."""
+
+    settings: RegistrySettings
+    database: Database
+    store: ObjectStore
+    bases: BaseModels
+    lifecycle: Lifecycle
+    aliases: Aliases
+    uploads: Uploads

@@ -1,0 +1,207 @@
+"""Composition of the registry: as a library inside the gateway's process, or as an app of its own.
+
+`create_registry` is the door for the gateway: its router, its names, its life. Nothing else composes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from litestar import Litestar, Request, Router, get
+from litestar.di import Provide
+from litestar.enums import ScopeType
+from litestar.exceptions import HTTPException
+from litestar.middleware import DefineMiddleware
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from loraplex_registry.adapters.base_model import BaseModels
+from loraplex_registry.adapters.lifecycle import Lifecycle
+from loraplex_registry.adapters.name import read_delta
+from loraplex_registry.adapters.tenant import TenantRef
+from loraplex_registry.adapters.view import BaseView
+from loraplex_registry.aliases import Aliases
+from loraplex_registry.api.adapters import AdapterRoutes
+from loraplex_registry.api.aliases import AliasRoutes
+from loraplex_registry.api.bases import BaseRoutes
+from loraplex_registry.api.failure import answer_http_error, answer_registry_error
+from loraplex_registry.api.internal import InternalRoutes
+from loraplex_registry.api.service import Services
+from loraplex_registry.db.database import Database, NamesEpoch
+from loraplex_registry.db.migration import Upgrade, check_revision, current, head, upgrade
+from loraplex_registry.errors import RegistryError, TokenError
+from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.settings import RegistrySettings, ServerSettings
+from loraplex_registry.storage.store import create_store
+from loraplex_registry.uploads.checker import ProcessChecker
+from loraplex_registry.uploads.sweep import Sweeper
+from loraplex_registry.uploads.upload import Uploads
+from loraplex_registry.wire.adapter import NamesDelta
+from loraplex_registry.wire.identity import Identity, TokenVerifier
+
+__all__ = [
+    "Registry",
+    "RegistryError",
+    "RegistrySettings",
+    "TenantRef",
+    "Upgrade",
+    "check_revision",
+    "create_app",
+    "create_registry",
+    "current",
+    "head",
+    "upgrade",
+]
+_AUDIENCE = "registry"
+_EPOCH_POLL_S = 1.0
+_MAX_JSON_BYTES = 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    """The registry inside a process; create it anywhere, start and stop it in the loop that serves it."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self._sweeper = Sweeper(services.database, services.store, services.settings)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def epoch(self) -> NamesEpoch:
+        """The names epoch; `.current` is raised after each commit that changes names, before its answer."""
+        return self.services.database.epoch
+
+    async def start(self) -> None:
+        """Learn the epoch, then sweep and watch in the background. The schema is checked by `check_revision` before.
+
+        Raises:
+            UnavailableError: The database does not answer.
+        """
+        await self.services.database.refresh_epoch()
+        self._tasks = [asyncio.create_task(self._sweeper.run()), asyncio.create_task(self._watch_epoch())]
+
+    async def stop(self) -> None:
+        """End the background work, let running transactions end and close the database."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.services.database.close()
+
+    def router(self) -> Router:
+        """Return all routes at their public paths; a middleware in front leaves `request.state.identity`."""
+        return Router(
+            path="/",
+            route_handlers=[BaseRoutes, AdapterRoutes, AliasRoutes, InternalRoutes],
+            dependencies={"services": Provide(lambda: self.services, sync_to_thread=False)},
+            exception_handlers={RegistryError: answer_registry_error},
+            request_max_body_size=_MAX_JSON_BYTES,
+        )
+
+    async def names_delta(self, since: int) -> NamesDelta:
+        """Return every adapter and base that changed after epoch `since`.
+
+        Raises:
+            UnavailableError: The database does not answer.
+        """
+        return await read_delta(self.services.database, since)
+
+    async def register_base(self, spec: BaseSpec, by: Identity) -> tuple[BaseView, bool]:
+        """Register a base (see `BaseModels.register`)."""
+        return await self.services.bases.register(spec, by)
+
+    async def count_adapters(self, tenant: TenantRef) -> int:
+        """Return how many adapters a tenant has, for its deletion."""
+        return await self.services.lifecycle.count(tenant)
+
+    async def delete_adapters(self, tenant: TenantRef, by: Identity) -> int:
+        """Delete all adapters of a tenant in one transaction and return how many there were."""
+        return await self.services.lifecycle.delete_all(tenant, by)
+
+    async def _watch_epoch(self) -> None:
+        """Learn of changes that other processes on the same database have committed."""
+        while True:
+            await asyncio.sleep(_EPOCH_POLL_S)
+            try:
+                await self.services.database.refresh_epoch()
+            except RegistryError as error:
+                _log.warning("the names epoch cannot be read: %s", error)
+
+
+def create_registry(settings: RegistrySettings) -> Registry:
+    """Compose a registry.
+
+    Raises:
+        SettingError: A setting is not valid, or the store's folder cannot be made.
+    """
+    database = Database(settings.database_url)
+    store = create_store(settings.object_store_url)
+    services = Services(
+        settings=settings,
+        database=database,
+        store=store,
+        bases=BaseModels(database),
+        lifecycle=Lifecycle(database),
+        aliases=Aliases(database),
+        uploads=Uploads(database, store, ProcessChecker(settings.max_checks), settings),
+    )
+    return Registry(services)
+
+
+def create_app(settings: ServerSettings) -> Litestar:
+    """Return the registry as an app of its own: every route but `/healthz` needs a token of the gateway.
+
+    Raises:
+        SettingError: A setting is not valid.
+    """
+    registry = create_registry(settings.registry)
+    verifier = TokenVerifier(settings.verify_keys, _AUDIENCE)
+
+    @contextlib.asynccontextmanager
+    async def life(_: Litestar) -> AsyncIterator[None]:
+        await registry.start()
+        try:
+            yield
+        finally:
+            await registry.stop()
+
+    return Litestar(
+        route_handlers=[registry.router(), _healthz],
+        lifespan=[life],
+        middleware=[DefineMiddleware(_TokenMiddleware, verifier=verifier)],
+        exception_handlers={RegistryError: answer_registry_error, HTTPException: answer_http_error},
+        openapi_config=None,
+    )
+
+
+@get("/healthz", sync_to_thread=False)
+def _healthz() -> dict[str, str]:
+    """Say that the process is alive."""
+    return {"status": "ok"}
+
+
+class _TokenMiddleware:
+    """Leaves the identity of a valid token on the request; handlers refuse a request without one."""
+
+    def __init__(self, app: ASGIApp, verifier: TokenVerifier) -> None:
+        self._app = app
+        self._verifier = verifier
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] == ScopeType.HTTP:
+            request: Request[Any, Any, Any] = Request(scope)
+            request.state.identity = self._find_identity(request)
+        await self._app(scope, receive, send)
+
+    def _find_identity(self, request: Request[Any, Any, Any]) -> Identity | None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        try:
+            return self._verifier.verify(token.strip())
+        except TokenError:
+            # The engine key is no token; its routes compare it themselves.
+            return None
