@@ -3,6 +3,7 @@
 # PYTHON=... chooses the interpreter, TORCH_INDEX=... the package index that torch comes from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+CPU_INDEX=https://download.pytorch.org/whl/cpu
 
 say() { printf '==> %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -19,8 +20,12 @@ find_python() {
 
 has_gpu() { [ -e /dev/nvidiactl ] || command -v nvidia-smi >/dev/null 2>&1; }
 
-# A machine whose owner has configured indexes for pip keeps exactly those.
-has_own_indexes() { .venv/bin/python -m pip config list | grep -qE "index-url|find-links|no-index"; }
+# A machine whose owner has configured indexes for pip keeps exactly those. Elsewhere PyTorch's own index saves a CPU
+# machine the several GB of CUDA libraries; pip would retry it for every package, so it has to answer first.
+wants_torch_index() {
+  case "$(.venv/bin/python -m pip config list)" in *index-url*|*find-links*|*no-index*) return 1 ;; esac
+  .venv/bin/python -c "import urllib.request; urllib.request.urlopen('$CPU_INDEX/torch/', timeout=5)" 2>/dev/null
+}
 
 choose_torch() {
   if has_gpu; then
@@ -28,7 +33,7 @@ choose_torch() {
   else
     say "no GPU: PyTorch for the CPU"
     options+=(-c requirements/cpu.txt)
-    if [ -z "${TORCH_INDEX:-}" ] && ! has_own_indexes; then TORCH_INDEX=https://download.pytorch.org/whl/cpu; fi
+    if [ -z "${TORCH_INDEX:-}" ] && wants_torch_index; then TORCH_INDEX=$CPU_INDEX; fi
   fi
   if [ -n "${TORCH_INDEX:-}" ]; then options+=(--extra-index-url "$TORCH_INDEX"); fi
 }
@@ -37,8 +42,8 @@ choose_torch() {
 install() {
   local log=.venv/setup.log
   if ! .venv/bin/python -m pip install --progress-bar off "${options[@]}" "$@" 2>&1 | tee "$log" |
-      grep --line-buffered -vE 'Location .* is ignored|^ |^Requirement already|^Looking in|^Obtaining|^\[notice\]' |
-      cut -c1-110; then
+      awk '!/Location .* is ignored|^ |^Requirement already|^Looking in|^Obtaining|^\[notice\]/ {
+        print substr($0, 1, 100); fflush() }'; then
     printf '\n'; tail -n 15 "$log" >&2
     fail "pip could not install the packages (all of its output: $log)"
   fi
