@@ -29,6 +29,8 @@ from loraplex_registry.peft.strict_json import parse_json
 MAX_RANK = 2**20
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 MAX_LAYER = 1_000_000
+MAX_UNKNOWN_FIELDS = 50
+MAX_FIELD_LENGTH = 80
 
 _REQUIRED_TYPE = "LORA"
 _TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
@@ -135,10 +137,14 @@ def _judge_task_type(task: Any, findings: Findings) -> None:
 def _refuse_fields(raw: dict[str, Any]) -> dict[str, str]:
     """Fields that are live and that nothing here can honour, with the reason."""
     refused = {field: why for field, why in REFUSED_FIELDS.items() if not is_off(raw.get(field))}
-    for field, value in raw.items():
-        if field not in KNOWN_FIELDS and not is_off(value):
-            hint = f"did you mean {SIMILAR_FIELDS[field]}" if field in SIMILAR_FIELDS else "remove it or set it to null"
-            refused[field] = f"no PEFT release that this platform knows has this field; {hint}"
+    unknown = [field for field, value in raw.items() if field not in KNOWN_FIELDS and not is_off(value)]
+    for field in unknown[:MAX_UNKNOWN_FIELDS]:
+        hint = (
+            f"if it means {SIMILAR_FIELDS[field]}, rename it"
+            if field in SIMILAR_FIELDS
+            else "remove it or set it to null"
+        )
+        refused[field[:MAX_FIELD_LENGTH]] = f"no PEFT release known here has this field; {hint}"
     if raw.get("bias") in ("all", "lora_only"):
         refused["bias"] = "trained biases are not served yet; train with bias none"
     init = raw.get("init_lora_weights")

@@ -83,7 +83,8 @@ def _judge_name(name: str, findings: Findings) -> bool:
 
 def _judge_membership(name: str, findings: Findings) -> None:
     if name.lower().endswith(_PICKLE_SUFFIXES):
-        findings.fail("pickle", f"{name} may hold a pickle and is never opened; convert it: {CONVERT_COMMAND}", name)
+        what_to_do = f"convert it: {CONVERT_COMMAND}" if name.startswith("adapter_model.") else "leave it out"
+        findings.fail("pickle", f"{name} may hold a pickle and is never opened; {what_to_do}", name)
     elif name not in _REQUIRED and name not in _KEPT and not _TOKENIZER_FILE.fullmatch(name):
         allowed = listed([*_REQUIRED, *_KEPT, "tokenizer*.json"], limit=16)
         findings.fail("file_set", f"{name} does not belong to an adapter; upload only {allowed}.", name)

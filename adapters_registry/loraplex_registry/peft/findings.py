@@ -6,6 +6,7 @@ report short: at most `MAX_PER_NAME` findings under one check name, then a count
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
@@ -17,13 +18,11 @@ MAX_SHOWN = 80
 
 
 def show(value: Any) -> str:
-    """A value as a message may hold it: its literal, printable ASCII, at most `MAX_SHOWN` characters.
-
-    Numbers of thousands of digits are not turned into text at all.
-    """
-    if isinstance(value, int) and abs(value) > 10**40:
-        return "a number of more than 40 digits"
-    text = ascii(value) if isinstance(value, str) else ascii(value).replace("None", "null")
+    """A JSON value as a message may hold it: printable ASCII, at most `MAX_SHOWN` characters."""
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        return "a deeply nested value"
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
