@@ -67,11 +67,22 @@ def native_status() -> NativeStatus:
     if os.environ.get("LORAPLEX_NATIVE", "1") == "0":
         return NativeStatus("torch", "switched off by LORAPLEX_NATIVE=0")
     try:
-        library = find_or_build_library(_cache_dir())
-        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+        library = _load(_cache_dir())
     except (NativeBuildError, OSError, RuntimeError) as error:
         return NativeStatus("torch", f"the native ops are not available: {error}")
     return NativeStatus("native", f"loaded {library}")
+
+
+def _load(cache_dir: Path) -> Path:
+    """Load the library, once more from the source where the kept file is damaged."""
+    library = find_or_build_library(cache_dir)
+    try:
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except OSError:
+        library.unlink(missing_ok=True)
+        library = find_or_build_library(cache_dir)
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    return library
 
 
 def find_or_build_library(cache_dir: Path) -> Path:

@@ -1,0 +1,185 @@
+"""Cases for the op tests: random inputs in which everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from loraplex_engine.ops.dispatch import Kernels, select_kernels
+from loraplex_engine.ops.lora.table import GROUPS, GroupShape, LoraTable
+from loraplex_engine.ops.native.build import native_status
+
+# largest error over largest true value
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1.5e-2}
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _uninitialised_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> Callable[[torch.dtype], Kernels]:
+    """The kernels of one form for a dtype."""
+    if request.param == "native":
+        return _native_kernels
+    return lambda _: select_kernels("meta", torch.float32)
+
+
+@pytest.fixture
+def native() -> Callable[[torch.dtype], Kernels]:
+    """The native kernels, whose rows must be independent to the bit."""
+    return _native_kernels
+
+
+def _native_kernels(dtype: torch.dtype) -> Kernels:
+    if native_status().form != "native":
+        pytest.skip(native_status().reason)
+    return select_kernels("cpu", dtype)
+
+
+@pytest.fixture
+def assert_close() -> Callable[[Tensor, Tensor], None]:
+    """Check a result against the truth in float64, by the one table of tolerances."""
+
+    def check(result: Tensor, truth: Tensor) -> None:
+        assert result.shape == truth.shape
+        assert torch.isfinite(result).all()
+        error = (result.double() - truth.double()).abs().max() / truth.double().abs().max().clamp(min=1e-3)
+        assert error.item() <= TOLERANCE[result.dtype]
+
+    return check
+
+
+@dataclass(frozen=True)
+class History:
+    """One request's keys, values and queries for every position."""
+
+    q: Tensor  # [n, H * D]
+    k: Tensor  # [n, G, D]
+    v: Tensor
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """Arguments of `paged_attention`."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    query_start: Tensor
+    context_len: Tensor
+
+    def arguments(self) -> tuple[Tensor, ...]:
+        return self.q, self.k_cache, self.v_cache, self.block_tables, self.query_start, self.context_len
+
+    def double(self) -> tuple[Tensor, ...]:
+        wide = (self.q.double(), self.k_cache.double(), self.v_cache.double())
+        return *wide, self.block_tables, self.query_start, self.context_len
+
+
+def make_history(length: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> History:
+    return History(
+        torch.randn(length, heads * dim).to(dtype),
+        torch.randn(length, kv_heads, dim).to(dtype),
+        torch.randn(length, kv_heads, dim).to(dtype),
+    )
+
+
+def page(chunks: list[tuple[History, int, int]], block_size: int = 16) -> PagedBatch:
+    """Lay (history, first row, end) out in shuffled blocks; at and past the end there is NaN, or no block at all."""
+    num_blocks = [math.ceil(end / block_size) for _, _, end in chunks]
+    total = sum(num_blocks) + 5
+    ids = torch.randperm(total).split([*num_blocks, 5])
+    shape = (total, block_size, *chunks[0][0].k.shape[1:])
+    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=chunks[0][0].k.dtype) for _ in range(2))
+    tables = torch.full((len(chunks), max(num_blocks) + 2), -1, dtype=torch.int32)
+    for i, (history, _, end) in enumerate(chunks):
+        tables[i, : num_blocks[i]] = ids[i]
+        cells = ids[i].repeat_interleave(block_size) * block_size + torch.arange(block_size).repeat(num_blocks[i])
+        k_cache.flatten(0, 1)[cells[:end]] = history.k[:end]
+        v_cache.flatten(0, 1)[cells[:end]] = history.v[:end]
+    sizes = torch.tensor([0, *(end - begin for _, begin, end in chunks)])
+    return PagedBatch(
+        q=torch.cat([history.q[begin:end] for history, begin, end in chunks]),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        block_tables=tables,
+        query_start=sizes.cumsum(0).to(torch.int32),
+        context_len=torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
+    )
+
+
+@pytest.fixture
+def history() -> Callable[[int, int, int, int, torch.dtype], History]:
+    return make_history
+
+
+@pytest.fixture
+def paged() -> Callable[..., PagedBatch]:
+    return page
+
+
+@dataclass
+class Adapter:
+    """The modules of one adapter for one layer: (group, slice) to A, B and scaling."""
+
+    modules: dict[tuple[str, int], tuple[Tensor, Tensor, float]] = field(default_factory=dict)
+
+    def put(self, table: LoraTable, slot: int, layer: int = 0) -> None:
+        for (group, i_slice), (a, b, scaling) in self.modules.items():
+            table.set_module(slot, layer, group, i_slice, a, b, scaling)
+
+
+# widths that are multiples of nothing, and one wider than a task's columns
+SHAPES = {
+    "qkv": GroupShape(37, (50, 18, 18)),
+    "o": GroupShape(50, (37,)),
+    "gate_up": GroupShape(37, (67, 67)),
+    "down": GroupShape(67, (600,)),
+}
+
+
+def make_adapter(ranks: dict[str, int], dtype: torch.dtype) -> Adapter:
+    """An adapter with a rank for each module it targets, by PEFT's names."""
+    adapter = Adapter()
+    for group, names in GROUPS.items():
+        for i_slice, name in enumerate(names):
+            if rank := ranks.get(name, 0):
+                a = torch.randn(rank, SHAPES[group].in_features).to(dtype)
+                b = torch.randn(rank, SHAPES[group].out_features[i_slice]).to(dtype)
+                adapter.modules[group, i_slice] = (a, b, 0.25 + torch.rand(()).item())
+    return adapter
+
+
+def make_table(num_slots: int, dtype: torch.dtype, num_layers: int = 1) -> LoraTable:
+    return LoraTable(num_slots, num_layers, SHAPES, max_rank=64, dtype=dtype)
+
+
+ALL_MODULES = tuple(name for names in GROUPS.values() for name in names)
+
+
+@pytest.fixture
+def adapter() -> Callable[[dict[str, int], torch.dtype], Adapter]:
+    return make_adapter
+
+
+@pytest.fixture
+def lora_table() -> Callable[..., LoraTable]:
+    return make_table
