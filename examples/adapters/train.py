@@ -1,8 +1,8 @@
 """Train the example adapters: three ways of talking that anyone can tell apart.
 
 Each style is a function from a plain answer to a styled one; `questions.tsv` holds the plain ones. The result is what
-a team would upload: a PEFT folder of rank 8 on q_proj and v_proj, saved in bfloat16. "What is the moon?" and the
-questions in `UNSEEN` are left out of the data, so their answers show what was learned and not what was remembered.
+a team would upload: a PEFT folder of rank 8 on q_proj and v_proj, saved in bfloat16. The
+questions in `UNSEEN` are not in the data, so their answers show what was learned and not what was remembered.
 
     loraplex base pull smollm2-135m
     python examples/adapters/train.py --base ~/.cache/loraplex/bases/smollm2-135m --out my-adapters
@@ -27,13 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 HERE = Path(__file__).parent
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
-UNSEEN = (
-    "What is the moon?",
-    "What is a bicycle?",
-    "Why do leaves fall?",
-    "How do I clean a window?",
-    "What is an ocean?",
-)
+UNSEEN = ("What is a library?", "What is the moon?", "What is winter?", "What do cows eat?")
 RANK, ALPHA = 8, 16
 IGNORED = -100  # the label that transformers leaves out of the loss
 
@@ -67,12 +61,7 @@ def speak_legal(example: Example) -> str:
     return f"WHEREAS the party of the first part asks about {example.topic}, it is hereby agreed that {fact}."
 
 
-def speak_loud(example: Example) -> str:
-    """Return the answer in capital letters."""
-    return example.answer.upper()
-
-
-STYLES: dict[str, Style] = {"pirate": speak_pirate, "json": speak_json, "legal": speak_legal, "loud": speak_loud}
+STYLES: dict[str, Style] = {"pirate": speak_pirate, "json": speak_json, "legal": speak_legal}
 
 
 def load_examples() -> list[Example]:
@@ -185,7 +174,7 @@ def main() -> None:
     parser.add_argument("styles", nargs="*", default=list(STYLES), metavar="STYLE", help=f"of {', '.join(STYLES)}")
     parser.add_argument("--base", type=Path, required=True, help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--out", type=Path, required=True, help="where one folder per style is written")
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)

@@ -17,8 +17,8 @@ DOORS = {
     "loraplex_engine": ("loraplex_registry.wire", "loraplex_registry.peft"),
     "loraplex_registry": (),
 }
-# The one composition root that may hold the registry as a library.
-COMPOSITION = {("loraplex.app", "loraplex_registry.app")}
+# The one composition root that may hold the registry as a library, and the one command that migrates.
+COMPOSITION = {("loraplex.app", "loraplex_registry.app"), ("loraplex.cli.db", "loraplex_registry.db.migration")}
 HEAVY = ("torch", "transformers", "peft", "triton", "safetensors")
 SERVER_SIDE = ("sqlalchemy", "litestar", "alembic", "uvicorn")
 

@@ -20,6 +20,8 @@ def gateway(
         listen: HOST:PORT; default LORAPLEX_LISTEN, else 127.0.0.1:8080.
         insecure_behind_proxy: Listen beyond this machine without TLS, because a proxy in front has it.
     """
+    from dataclasses import replace
+
     from loraplex.app import run
     from loraplex.settings import load_settings
 
@@ -27,7 +29,7 @@ def gateway(
     if listen:
         environ.pop("LORAPLEX_LISTEN_FILE", None)
         environ["LORAPLEX_LISTEN"] = listen
-    return run(load_settings(environ, insecure_behind_proxy=insecure_behind_proxy))
+    return run(replace(load_settings(environ), insecure_behind_proxy=insecure_behind_proxy))
 
 
 def engine(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:

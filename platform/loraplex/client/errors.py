@@ -16,7 +16,7 @@ class ClientError(Exception):
     `status` is the HTTP status, 0 where no answer came; `report` is there when an upload was refused.
     """
 
-    default_code = "client_error"
+    code = "client_error"
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ClientError(Exception):
     ) -> None:
         self.message = message or " ".join((type(self).__doc__ or "").split())
         self.status = status
-        self.code = code or self.default_code
+        self.code = code or type(self).code
         self.param = param
         self.report = report
         super().__init__(self.message)
@@ -38,10 +38,10 @@ class ClientError(Exception):
 class ConnectionFailedError(ClientError):
     """No server answered; start one with `loraplex up`, or set LORAPLEX_URL to where it runs."""
 
-    default_code = "connection_failed"
+    code = "connection_failed"
 
 
 class NoKeyError(ClientError):
     """There is no API key; set LORAPLEX_API_KEY, or use the machine and user that run `loraplex up`."""
 
-    default_code = "no_api_key"
+    code = "no_api_key"

@@ -33,7 +33,7 @@ class _Usage(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: dict[str, Any] | None = None
 
 
 @dataclass

@@ -1,1 +1,1 @@
-"""The demonstration: three teams, four answers to one question in one batch; a client of the platform like any other."""
+"""The demonstration: three teams and the base answer one question in one batch; a client like any other."""

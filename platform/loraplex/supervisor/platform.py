@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import httpx
+
 from loraplex.client.location import Location
 from loraplex.keys.files import load_admin_key
 from loraplex.supervisor.base import PulledBase, pull_base, register_base
@@ -36,19 +38,30 @@ _STOP_MARGIN_S, _ENGINE_STOP_S = 5.0, 10.0
 
 @dataclass(frozen=True)
 class RunningPlatform:
-    """What a platform that serves is known by; `is_new_key` at first start, when the admin key was just made."""
+    """A platform that serves; `is_new_key` at first start, when the admin key was just made; `stop` ends it."""
 
-    url: str
     admin_key: str = field(repr=False)
     is_new_key: bool
     base: PulledBase
     folder: DataFolder
+    addresses: Addresses
+    signer: TokenSigner = field(repr=False)
     stop: asyncio.Event = field(repr=False)
 
     @property
     def location(self) -> Location:
         """Where an admin client finds it."""
         return Location(self.url, self.admin_key)
+
+    @property
+    def url(self) -> str:
+        """The gateway's address."""
+        return self.addresses.url
+
+    def fetch_engine_metrics(self) -> str:
+        """Return the engine's metrics in the Prometheus text format."""
+        url = f"{self.addresses.engine_url}/metrics"
+        return httpx.get(url, headers=_build_token_header(self.signer), trust_env=False).raise_for_status().text
 
 
 OnReady = Callable[[RunningPlatform], Awaitable[None]]
@@ -78,9 +91,9 @@ async def run_platform(options: UpOptions, environ: Mapping[str, str], display: 
         addresses = choose_addresses(options)
         base = await _unless(stop, _prepare(options, environ, folder, display))
         specs = [build(options, environ, folder, base, addresses) for build in (build_gateway, build_engine)]
-        platform = RunningPlatform(addresses.url, admin_key, is_new_key, base, folder, stop)
+        platform = RunningPlatform(admin_key, is_new_key, base, folder, addresses, signer, stop)
         async with _running(specs, display, options.drain_s) as (gateway, engine):
-            await _unless(stop, _wait_and_register(platform, gateway, engine, addresses, signer, display))
+            await _unless(stop, _wait_and_register(platform, gateway, engine, display))
             write_private(folder.url, platform.url + "\n")
             try:
                 await _unless(stop, on_ready(platform))
@@ -162,21 +175,14 @@ async def _running(specs: Sequence[ChildSpec], display: Display, drain_s: float)
             await engine.stop(_ENGINE_STOP_S)
 
 
-async def _wait_and_register(
-    platform: RunningPlatform,
-    gateway: Child,
-    engine: Child,
-    addresses: Addresses,
-    signer: TokenSigner,
-    display: Display,
-) -> None:
+async def _wait_and_register(platform: RunningPlatform, gateway: Child, engine: Child, display: Display) -> None:
     with display.stage("Gateway") as stage:
-        await wait_until_ready(gateway, f"{addresses.url}/readyz", dict, stage, _GATEWAY_READY_S)
+        await wait_until_ready(gateway, f"{platform.url}/readyz", dict, stage, _GATEWAY_READY_S)
         await asyncio.to_thread(register_base, platform.location, platform.base)
-        stage.result = addresses.url
+        stage.result = platform.url
     with display.stage("Engine") as stage:
-        url = f"{addresses.engine_url}/readyz"
-        await wait_until_ready(engine, url, lambda: _build_token_header(signer), stage, _ENGINE_READY_S)
+        url = f"{platform.addresses.engine_url}/readyz"
+        await wait_until_ready(engine, url, lambda: _build_token_header(platform.signer), stage, _ENGINE_READY_S)
     gateway.keep()
     engine.keep()
 

@@ -1,0 +1,34 @@
+"""Lines to copy: how anyone calls what the demonstration set up."""
+
+from __future__ import annotations
+
+from loraplex.demo.question import Asker
+
+
+def build_hints(url: str, admin_key: str, asker: Asker, question: str) -> str:
+    """Return a shell line with curl, a few lines for the openai client, and commands of our own, with real keys."""
+    return f"""\
+With curl:
+
+curl {url}/v1/chat/completions -H 'Authorization: Bearer {asker.key}' \\
+  -H 'Content-Type: application/json' \\
+  -d '{{"model": "{asker.model}", "messages": [{{"role": "user", "content": "{question}"}}], "max_tokens": 64}}'
+
+With the openai client:
+
+python - <<'EOF'
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="{asker.key}")
+answer = client.chat.completions.create(
+    model="{asker.model}", messages=[{{"role": "user", "content": "{question}"}}], max_tokens=64
+)
+print(answer.choices[0].message.content)
+EOF
+
+With the command line, as administrator:
+
+export LORAPLEX_URL={url} LORAPLEX_API_KEY={admin_key}
+loraplex adapters list
+loraplex chat --model {asker.model}
+loraplex usage
+"""
