@@ -1,8 +1,8 @@
 """Train the example adapters: three ways of talking that anyone can tell apart.
 
 Each style is a function from a plain answer to a styled one; `questions.tsv` holds the plain ones. The result is what
-a team would upload: a PEFT folder of rank 8 on q_proj and v_proj, saved in bfloat16. The
-questions in `UNSEEN` are not in the data, so their answers show what was learned and not what was remembered.
+a team would upload: a PEFT folder of rank 8 on q_proj and v_proj, saved in bfloat16. The questions in `UNSEEN` are not
+in the data, so their answers show what was learned and not what was remembered.
 
     loraplex base pull smollm2-135m
     python examples/adapters/train.py --base ~/.cache/loraplex/bases/smollm2-135m --out my-adapters

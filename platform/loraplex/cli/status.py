@@ -1,14 +1,29 @@
-"""`loraplex status`: whether the platform answers, and what this key may call there."""
+"""`loraplex status`: whether the platform answers, its engines, and what this key may call there."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
+
+import httpx
 
 from loraplex.cli.output import AsJson, print_facts, print_json, print_table
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
 from loraplex.client.location import find_location
 from loraplex.client.management import Management
+from loraplex.client.types import Model, Replica
+
+
+@dataclass
+class Status:
+    """What was found out; `engines` is None where this key may not see them."""
+
+    url: str
+    is_ready: bool
+    has_key: bool
+    engines: list[Replica] | None = None
+    models: list[Model] = field(default_factory=list)
 
 
 def status(*, as_json: AsJson = False) -> int:
@@ -19,26 +34,48 @@ def status(*, as_json: AsJson = False) -> int:
     """
     location = find_location(os.environ)
     with Connection(location) as connection:
-        is_ready = _is_ready(connection)
-        models = Management(connection).list_models() if location.key and is_ready else []
+        found = Status(location.url, _is_ready(connection), location.key is not None)
+        if found.is_ready and found.has_key:
+            client = Management(connection)
+            found.engines, found.models = _find_engines(client), client.list_models()
     if as_json:
-        print_json({"url": location.url, "is_ready": is_ready, "has_key": bool(location.key), "models": models})
-        return 0 if is_ready else 1
-    print_facts({"url": location.url, "ready": is_ready, "key": "known" if location.key else "none"})
-    print_table(
-        "Models",
-        ("model", "version", "base", "of"),
-        ((model.id, model.root, model.parent, model.owned_by) for model in models),
-        empty="No models to show: this needs a key that may call some.",
-    )
-    return 0 if is_ready else 1
+        print_json(found)
+    else:
+        _print(found)
+    return 0 if found.is_ready else 1
 
 
 def _is_ready(connection: Connection) -> bool:
     try:
         connection.send("GET", "/readyz")
     except ClientError as error:
-        if not error.status:
+        if error.status != httpx.codes.SERVICE_UNAVAILABLE:
             raise
         return False
     return True
+
+
+def _find_engines(client: Management) -> list[Replica] | None:
+    try:
+        return client.list_fleet()
+    except ClientError as error:
+        if error.status != httpx.codes.FORBIDDEN:
+            raise
+        return None
+
+
+def _print(found: Status) -> None:
+    print_facts({"url": found.url, "ready": found.is_ready, "key": "known" if found.has_key else "none"})
+    if found.engines is not None:
+        print_table(
+            "\nEngines",
+            ("engine", "base", "serves", "problem"),
+            ((engine.url, engine.base, engine.serves, engine.problem) for engine in found.engines),
+            empty="No engines: set LORAPLEX_POOLS, or use loraplex up.",
+        )
+    print_table(
+        "\nModels",
+        ("model", "version", "base", "of"),
+        ((model.id, model.root, model.parent, model.owned_by) for model in found.models),
+        empty="No models to show: this needs a key that may call some.",
+    )

@@ -12,7 +12,7 @@ import httpx
 from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
 from loraplex.client.connection import Connection, check_response, decode, lost
 from loraplex.client.errors import ClientError
-from loraplex.client.types import Adapter, Alias, AliasChange, Base, Key, Model, Tenant
+from loraplex.client.types import Adapter, Alias, AliasChange, Base, Key, Model, Replica, Tenant
 from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES, CountingFile, Progress
 from loraplex_registry.wire.adapter import VersionView
 
@@ -32,6 +32,10 @@ class Management:
     def list_models(self) -> list[Model]:
         """Return the names that this key may call."""
         return self.connection.list("/v1/models", Model)
+
+    def list_fleet(self) -> list[Replica]:
+        """Return the engines; for platform keys only."""
+        return self.connection.list("/api/v1/fleet", Replica)
 
     def list_tenants(self) -> list[Tenant]:
         """Return the tenants that this key sees."""

@@ -78,6 +78,17 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     default_context: int = 0
 
 
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine as the gateway sees it; `problem` says why it gets no traffic."""
+
+    replica: str
+    url: str
+    pool: str = ""
+    base: str | None = None
+    serves: bool
+    problem: str | None = None
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A name that this key may call."""
 

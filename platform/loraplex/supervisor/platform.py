@@ -26,13 +26,13 @@ from loraplex.supervisor.migration import migrate
 from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
 from loraplex.supervisor.port import check_port_free, find_engine_port, find_free_port, is_loopback
-from loraplex.supervisor.readiness import wait_until_ready
+from loraplex.supervisor.readiness import wait_until_ready, wait_until_served
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.setting import read_settings
 
 T = TypeVar("T")
-_GATEWAY_READY_S, _ENGINE_READY_S = 60.0, 600.0
+_GATEWAY_READY_S, _ENGINE_READY_S, _SERVED_S = 60.0, 600.0, 30.0
 _STOP_MARGIN_S, _ENGINE_STOP_S = 5.0, 10.0
 
 
@@ -183,6 +183,7 @@ async def _wait_and_register(platform: RunningPlatform, gateway: Child, engine: 
     with display.stage("Engine") as stage:
         url = f"{platform.addresses.engine_url}/readyz"
         await wait_until_ready(engine, url, lambda: _build_token_header(platform.signer), stage, _ENGINE_READY_S)
+        await wait_until_served(platform.location, stage, _SERVED_S)
     gateway.keep()
     engine.keep()
 

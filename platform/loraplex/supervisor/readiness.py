@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
+from loraplex.client.connection import Connection
+from loraplex.client.location import Location
+from loraplex.client.management import Management
 from loraplex.supervisor.child import Child
 from loraplex.supervisor.display import Stage
 from loraplex.supervisor.errors import PartFailedError
@@ -39,6 +42,28 @@ async def wait_until_ready(
                 raise PartFailedError(_explain(child, f"was not ready after {limit_s:.0f} seconds"))
             stage.detail(child.read_tail(1))
             await asyncio.sleep(_POLL_S)
+
+
+async def wait_until_served(location: Location, stage: Stage, limit_s: float) -> None:
+    """Return when the gateway sends traffic to every engine that it knows.
+
+    Raises:
+        PartFailedError: It does not after `limit_s` seconds; its reason is in the message.
+    """
+    deadline = time.monotonic() + limit_s
+    while problems := await asyncio.to_thread(_list_problems, location):
+        if time.monotonic() > deadline:
+            raise PartFailedError(f"The gateway sends no traffic to the engine: {'; '.join(problems)}.")
+        stage.detail(problems[0])
+        await asyncio.sleep(_POLL_S)
+
+
+def _list_problems(location: Location) -> list[str]:
+    with Connection(location) as connection:
+        fleet = Management(connection).list_fleet()
+    if not fleet:
+        return ["it knows no engine yet"]
+    return [f"{replica.url}: {replica.problem or 'not yet asked'}" for replica in fleet if not replica.serves]
 
 
 async def _is_ready(http: httpx.AsyncClient, url: str, headers: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from loraplex.client.adapter_name import AdapterRef, parse_ref
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError, ConnectionFailedError, NoKeyError
@@ -49,7 +50,7 @@ def test_refused_upload_carries_its_report(tmp_path: Path) -> None:
 def test_answer_of_another_server_is_quoted() -> None:
     with (
         connect(lambda _: httpx.Response(502, text="<html>proxy")) as connection,
-        pytest.raises(ClientError, match="502.*proxy"),
+        pytest.raises(ClientError, match=r"502.*proxy"),
     ):
         connection.send("GET", "/")
 

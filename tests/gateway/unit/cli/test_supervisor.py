@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from loraplex.supervisor.backoff import Backoff
 from loraplex.supervisor.base import PulledBase
 from loraplex.supervisor.child import Child, ChildSpec
@@ -183,7 +184,7 @@ async def test_child_that_will_not_end_is_killed_with_what_it_started(tmp_path: 
     await wait_for(lambda: not is_running(grandchild))
 
 
-async def test_child_dies_with_its_supervisor(tmp_path: Path) -> None:
+def test_child_dies_with_its_supervisor(tmp_path: Path) -> None:
     program = f"""
         import asyncio, os
         from pathlib import Path
@@ -201,7 +202,7 @@ async def test_child_dies_with_its_supervisor(tmp_path: Path) -> None:
         pid = int(supervisor.stdout.readline())
         assert is_running(pid)
         supervisor.kill()
-    await wait_for(lambda: not is_running(pid))
+    asyncio.run(wait_for(lambda: not is_running(pid)))
 
 
 def is_running(pid: int) -> bool:
