@@ -5,12 +5,14 @@ For tests whose truth is `transformers`. Imports torch; `support.py` builds base
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -83,6 +85,21 @@ def _random_like(name: str, parameter: Tensor) -> Tensor:
     if name.endswith(".bias"):
         return 0.5 * torch.randn_like(parameter)
     return torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+
+
+def shard(base: Path, folder: Path) -> Path:
+    """Write the same base in two shards with an index."""
+    folder.mkdir()
+    tensors = load_file(base / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / file).write_bytes((base / file).read_bytes())
+    return folder
 
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

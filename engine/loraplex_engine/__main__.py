@@ -80,11 +80,11 @@ def _run_pull(args: argparse.Namespace) -> int:
 
 
 def _run_serve(args: argparse.Namespace) -> int:
-    from loraplex_engine.server.process import main as serve
-
     settings = read_settings(os.environ, "engine")
     cache_dir = _cache_dir(args, settings)
     config = build_config(args, settings, _find_base(args, settings, cache_dir), cache_dir)
+    from loraplex_engine.server.process import main as serve
+
     return serve(config, {**settings, **({"listen": args.listen} if args.listen else {})})
 
 

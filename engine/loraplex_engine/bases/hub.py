@@ -41,6 +41,7 @@ def fetch_hub(repo_id: str, staging: Path, progress: PullProgress) -> str:
         raise BaseUnsupportedError(f"{repo_id} has no model.safetensors on the hub.")
     progress.begin(f"Downloading {repo_id}", sum(file.size or 0 for file in wanted))
     parts = staging.with_suffix(".hub")
+    parts.mkdir(exist_ok=True)
     for file in wanted:
         _download(repo_id, str(info.sha), file, parts, progress)
     for file in wanted:
@@ -95,13 +96,28 @@ def _explain(repo_id: str, error: Exception) -> str:
 
 
 def _download(repo_id: str, revision: str, file: RepoSibling, parts: Path, progress: PullProgress) -> None:
-    from huggingface_hub import hf_hub_download
+    """Fetch one file, going on from the bytes that are there; the digest decides whether it is whole and right."""
+    path = parts / file.rfilename
+    size = path.stat().st_size if path.exists() else 0
+    if file.size is None or size < file.size:
+        _fetch_rest(repo_id, revision, path, size, progress)
+    else:
+        progress.advance(size)
+    _check_digest(path, file)
 
+
+def _fetch_rest(repo_id: str, revision: str, path: Path, size: int, progress: PullProgress) -> None:
+    # hf_hub_download begins every file anew in another process; http_get beneath it takes a position
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # exported lazily
+
+    url = hf_hub_url(repo_id, path.name, revision=revision)
     try:
-        hf_hub_download(repo_id, file.rfilename, revision=revision, local_dir=parts, tqdm_class=_relay(progress))
+        with path.open("ab") as stream:
+            http_get(url, stream, resume_size=size, headers=build_hf_headers(), tqdm_class=_relay(progress))
     except Exception as error:
         raise BaseUnavailableError(f"{_explain(repo_id, error)} Pull again to go on where it stopped.") from error
-    _check_digest(parts / file.rfilename, file)
 
 
 def _check_digest(path: Path, file: RepoSibling) -> None:

@@ -22,7 +22,7 @@ from loraplex_engine.bases.folder import (
     write_spec,
 )
 from loraplex_engine.bases.progress import NoProgress, PullProgress
-from loraplex_engine.bases.source import Source, find_source
+from loraplex_engine.bases.source import SMALL_FILES, Source, find_source
 from loraplex_engine.errors import BaseUnavailableError
 from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.wire.naming import check_name, served_name
@@ -60,7 +60,7 @@ def pull(
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         origin, base, hashes = _fill(staging, source, name, progress)
-        twin = _find_twin(target, base, list_bases(cache_dir) if to is None else [])
+        twin = _find_twin(staging, base, [target, *(list_bases(cache_dir) if to is None else ())])
         if twin is not None:
             progress.note(f"These weights are here already as {twin.name}.")
             _accept_names(twin, (name, *base.accepted_names))
@@ -103,14 +103,21 @@ def _names(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
     return tuple(candidate for candidate in kept.values() if candidate)
 
 
-def _find_twin(target: Path, base: BaseSpec, folders: Iterable[Path]) -> Path | None:
-    """A base with the same fingerprint and the same weights, under this name or another."""
-    for folder in {target, *folders}:
-        if is_complete(folder):
-            other = _find_spec(folder)
-            if other and (other.fingerprint, other.weights_digest) == (base.fingerprint, base.weights_digest):
-                return folder
+def _find_twin(staging: Path, base: BaseSpec, folders: Iterable[Path]) -> Path | None:
+    """A base with the same fingerprint, weights and small files, so that it answers alike under any name."""
+    for folder in folders:
+        other = _find_spec(folder)
+        if (
+            other is not None
+            and (other.fingerprint, other.weights_digest) == (base.fingerprint, base.weights_digest)
+            and _read_small(folder) == _read_small(staging)
+        ):
+            return folder
     return None
+
+
+def _read_small(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in SMALL_FILES if (folder / name).exists()}
 
 
 def _find_spec(folder: Path) -> BaseSpec | None:

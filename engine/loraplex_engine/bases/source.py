@@ -200,7 +200,7 @@ def find_source(spec: str) -> Source:
     if spec in KNOWN_SOURCES:
         return KNOWN_SOURCES[spec]
     path = Path(spec).expanduser()
-    if path.is_dir():
+    if spec and path.is_dir():
         return FolderSource(path, _names_of_folder(path), spec=str(path.absolute()))
     if path.suffix == ".gguf" and path.is_file():
         return GgufSource(path)
