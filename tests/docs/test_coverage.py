@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cyclopts import App
+from prometheus_client import CollectorRegistry
+
+from loraplex.cli.app import build_app
+from loraplex.gateway.metrics import GatewayMetrics
+from loraplex.gateway.problem import CODE_TO_STATUS
 from loraplex_engine.metrics import EngineMetrics
 from loraplex_registry.wire.setting import SETTINGS, Setting
 
@@ -63,18 +67,45 @@ def _known_codes() -> set[str]:
 
 def test_every_error_code_has_a_heading_and_no_heading_lacks_a_code() -> None:
     headings = set(re.findall(r"^### `([a-z_]+)`$", _page("errors.md"), re.MULTILINE))
-    assert headings == _known_codes()
+    assert headings == _known_codes() | set(CODE_TO_STATUS)
 
 
-def test_every_metric_of_the_engine_is_documented() -> None:
+def test_documented_statuses_are_those_that_the_gateway_answers() -> None:
+    documented = dict(re.findall(r"^### `([a-z_]+)`\n\n\*\*(\d+)\.\*\*", _page("errors.md"), re.MULTILINE))
+    answered = {code: str(status) for code, status in CODE_TO_STATUS.items()}
+    assert {code: documented.get(code) for code in answered} == answered
+
+
+@pytest.mark.parametrize("registry", [EngineMetrics().registry, GatewayMetrics().registry], ids=["engine", "gateway"])
+def test_every_metric_is_documented(registry: CollectorRegistry) -> None:
     documented = set(re.findall(r"^\| `(loraplex_[a-z_]+)` \|", _page("metrics.md"), re.MULTILINE))
-    families = {family.name: family.type for family in EngineMetrics().registry.collect()}
-    exported = {f"{name}_total" if kind == "counter" else name for name, kind in families.items()}
+    exported = {f"{one.name}_total" if one.type == "counter" else one.name for one in registry.collect()}
     assert exported - documented == set()
 
 
-def _help_of(*words: str) -> str:
-    command = [sys.executable, "-m", "loraplex", *words, "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def _commands(command: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command that does something, as its words."""
+    children = {name: child for name, child in command.resolved_commands().items() if not name.startswith("-")}
+    if command.default_command is not None and path:
+        yield path
+    for name, child in children.items():
+        yield from _commands(child, (*path, name))
+
+
+COMMANDS = sorted(set(_commands(build_app())))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_is_documented(words: tuple[str, ...]) -> None:
+    assert f"loraplex {' '.join(words)}" in _page("cli.md")
+
+
+def test_docs_show_no_command_that_does_not_exist() -> None:
+    shown = {
+        (page.name, *words)
+        for page in PAGES
+        for block in re.findall(r"^```.*?^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        for words in re.findall(r"^(?:\$ )?loraplex ([a-z]+)(?: ([a-z]+))?", block, re.MULTILINE)
+    }
+    unknown = {words for words in shown if (words[1],) not in COMMANDS and words[1:] not in COMMANDS}
+    assert unknown == set()
