@@ -51,4 +51,5 @@ def test_every_page_is_reached_from_the_index() -> None:
             targets = (found or other for found, other in _LINK.findall(_text(page)))
             links = ((page.parent / target.partition("#")[0]).resolve() for target in targets if "://" not in target)
             waiting += [link for link in links if link.suffix == ".md"]
-    assert set(PAGES) - seen == set()
+    model_cards = set((ROOT / "examples" / "adapters").rglob("*.md"))
+    assert set(PAGES) - seen - model_cards == set()
