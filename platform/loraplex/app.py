@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 import uvloop
@@ -47,7 +48,7 @@ from loraplex.settings import Settings, check_exposure
 from loraplex.tenants.service import TenantService
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
-from loraplex_registry.app import Registry, create_registry
+from loraplex_registry.app import Registry, RegistryError, RegistrySettings, create_registry
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
 
@@ -159,7 +160,7 @@ class Gateway:
     async def _check_database(self) -> None:
         await check_revision(self.database)
 
-    def _answer_error(self, request: Request[object, object, object], error: Exception) -> Response[bytes]:  # noqa: ARG002
+    def _answer_error(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:  # noqa: ARG002
         problem = describe(error)
         self.metrics.count_refusal(problem.code)
         return Response(
@@ -170,10 +171,24 @@ class Gateway:
         )
 
 
+def _create_registry(settings: Settings) -> Registry:
+    try:
+        return create_registry(
+            RegistrySettings(
+                database_url=settings.database_url,
+                object_store_url=settings.object_store_url,
+                engine_key=settings.engine_key,
+                parity_gate=settings.parity_gate,
+            )
+        )
+    except RegistryError as error:
+        raise SettingsError(error.message) from error
+
+
 @asynccontextmanager
 async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     """Yield a started gateway and stop it at the end."""
-    gateway = Gateway(settings, create_registry(_registry_settings(settings)))
+    gateway = Gateway(settings, _create_registry(settings))
     try:
         await gateway.start()
         yield gateway

@@ -78,7 +78,7 @@ def read_replica(url: str, pool: str, base: str, state: dict[str, Any], fingerpr
         url=url,
         pool=pool,
         base=base,
-        problem=_find_problem(base, reported, fingerprint, is_draining=bool(state.get("draining", False))),
+        problem=_find_problem(base, reported, fingerprint, state),
         resident=_resident(state),
         num_waiting=_count(state, "waiting"),
         num_running=_count(state, "running"),
@@ -86,12 +86,16 @@ def read_replica(url: str, pool: str, base: str, state: dict[str, Any], fingerpr
     )
 
 
-def _find_problem(base: str, reported: object, expected: str | None, *, is_draining: bool) -> str | None:
+def _find_problem(base: str, reported: object, expected: str | None, state: dict[str, Any]) -> str | None:
+    if state.get("is_draining"):
+        return "it is draining"
+    if not state.get("is_ready", False):
+        return "it is starting"
     if expected is None:
         return f"the base {base} is not registered"
     if reported != expected:
         return f"it serves another model than the registered {base}: fingerprint {reported}, expected {expected}"
-    return "it is draining" if is_draining else None
+    return None
 
 
 def _resident(state: dict[str, Any]) -> frozenset[str]:

@@ -51,6 +51,7 @@ def test_only_able_replicas_of_the_base_are_chosen() -> None:
 
 def test_state_is_read_and_the_fingerprint_checked() -> None:
     state = {
+        "is_ready": True,
         "model": {"fingerprint": "f"},
         "slots": [{"digest": DIGEST, "state": "ready"}, {"digest": None}],
         "waiting": 2,
@@ -60,7 +61,9 @@ def test_state_is_read_and_the_fingerprint_checked() -> None:
     assert (good.problem, good.resident, good.load) == (None, frozenset({DIGEST}), 3)
     assert "another model" in (read_replica("http://a", "p", "base", state, "g").problem or "")
     assert "not registered" in (read_replica("http://a", "p", "base", state, None).problem or "")
-    assert "another model" in (read_replica("http://a", "p", "base", {}, "f").problem or "")
+    assert "starting" in (read_replica("http://a", "p", "base", {}, "f").problem or "")
+    draining = state | {"is_draining": True, "is_ready": False}
+    assert "draining" in (read_replica("http://a", "p", "base", draining, "f").problem or "")
 
 
 def test_clients_see_a_replicas_name_not_its_address() -> None:

@@ -60,8 +60,9 @@ def build_key_router(database: Database, service: KeyService, directory: Directo
         return build_list(rows, page, show_key)
 
     @delete("/{key_id:str}", status_code=204)
-    async def revoke(request: Request[Any, Any, Any], key_id: str) -> None:
+    async def revoke(request: Request[Any, Any, Any]) -> None:
         by = require_scope(request, _WRITE)
+        key_id: str = request.path_params["key_id"]
         await service.revoke_key(by, tenant_id=get_target_id(by), tenant=by.target_tenant or "", key_id=key_id)
         await directory.refresh()
 

@@ -1,0 +1,184 @@
+"""The record of requests, on both databases: committed before dispatch, immutable after settlement, settled once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from loraplex.db.database import Database
+from loraplex.db.tables import request, usage
+from loraplex.errors import UnavailableError
+from loraplex.usage.ledger import Ledger
+from loraplex.usage.record import Done, RequestRow, Settlement
+from loraplex.usage.recovery import find_open_requests, settle_open_requests
+from loraplex.usage.report import UsageQuery, sum_usage
+
+NOW = datetime(2026, 5, 4, 23, 59, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    opened = Database(database_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def ledger(database: Database) -> AsyncIterator[Ledger]:
+    started = Ledger(database)
+    started.start()
+    yield started
+    await started.stop()
+
+
+def row(request_id: str = "req_1", **changes: Any) -> RequestRow:
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "tenant_id": "t-1",
+        "tenant": "team-x",
+        "adapter_id": "a-1",
+        "adapter": "default",
+        "version": 3,
+        "digest": "sha256:" + "a" * 64,
+        "base": "base",
+        "key_id": "key_1",
+        "route": "/v1/completions",
+        "model": "team-x",
+        "is_stream": True,
+        "client_request_id": None,
+        "tags": {"run": "7"},
+        "created_at": NOW,
+        "replica": "http://127.0.0.1:1",
+    }
+    return RequestRow(**{**fields, **changes})
+
+
+async def read(database: Database, table: sa.Table) -> list[dict[str, Any]]:
+    async with database.read() as connection:
+        return [dict(found) for found in (await connection.execute(sa.select(table))).mappings()]
+
+
+DONE = Done(prompt_tokens=10, cached_tokens=4, completion_tokens=5, queue_s=0.5, decode_s=1.5, finish="stop")
+
+
+async def test_a_request_is_on_disk_before_it_is_dispatched_and_settled_once(
+    database: Database, ledger: Ledger
+) -> None:
+    await ledger.open(row())
+    opened = await read(database, request)
+    assert [(found["request_id"], found["settled_at"]) for found in opened] == [("req_1", None)]
+    await ledger.settle(row(), Settlement(outcome="ok", done=DONE))
+    await ledger.settle(row(), Settlement(outcome="cancelled", done=Done(completion_tokens=99)))
+    (used,) = await read(database, usage)
+    assert {
+        name: used[name] for name in ("outcome", "completion_tokens", "cached_tokens", "day", "tags", "finish")
+    } == {
+        "outcome": "ok",
+        "completion_tokens": 5,
+        "cached_tokens": 4,
+        "day": "2026-05-04",
+        "tags": {"run": "7"},
+        "finish": "stop",
+    }
+    assert (await read(database, request))[0]["settled_at"] is not None
+
+
+async def test_many_callers_share_few_commits(database: Database, ledger: Ledger) -> None:
+    commits = 0
+    original = database.write
+
+    def counted() -> Any:
+        nonlocal commits
+        commits += 1
+        return original()
+
+    database.write = counted  # type: ignore[method-assign]
+    rows = [row(f"req_{i}") for i in range(100)]
+    await asyncio.gather(*(ledger.open(one) for one in rows))
+    await asyncio.gather(*(ledger.settle(one, Settlement(outcome="ok", done=DONE)) for one in rows))
+    assert len(await read(database, usage)) == 100
+    assert commits <= 6
+
+
+async def test_one_bad_row_hurts_only_itself(database: Database, ledger: Ledger) -> None:
+    results = await asyncio.gather(
+        ledger.open(row("req_good")),
+        ledger.open(row("req_bad", base=None)),
+        ledger.open(row("req_other")),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results][::2] == [type(None)] * 2
+    assert isinstance(results[1], Exception)
+    assert {found["request_id"] for found in await read(database, request)} == {"req_good", "req_other"}
+
+
+async def test_a_cancelled_caller_leaves_its_row_committed(database: Database, ledger: Ledger) -> None:
+    task = asyncio.create_task(ledger.open(row()))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    await ledger.open(row("req_2"))
+    assert {found["request_id"] for found in await read(database, request)} == {"req_1", "req_2"}
+
+
+@pytest.mark.parametrize("outcome", ["error", "cancelled"])
+async def test_what_did_not_reach_its_first_token_costs_nothing(
+    database: Database, ledger: Ledger, outcome: str
+) -> None:
+    await ledger.settle(row(), Settlement(outcome=outcome, code="queue_full", done=Done(prompt_tokens=7)))
+    (used,) = await read(database, usage)
+    assert (used["prompt_tokens"], used["completion_tokens"], used["error_code"]) == (0, 0, "queue_full")
+
+
+async def test_open_requests_are_settled_after_a_restart(database: Database, ledger: Ledger) -> None:
+    for number in range(4):
+        await ledger.open(row(f"req_{number}", created_at=NOW + timedelta(seconds=number)))
+    ledger.note_progress("req_1", 17)
+    await asyncio.sleep(1.3)
+    answers = {"req_0": DONE, "req_1": None, "req_2": Done(completion_tokens=3, finish="abort")}
+    tries = 0
+
+    async def find_done(found: RequestRow) -> Done | None:
+        nonlocal tries
+        if found.request_id == "req_3":
+            tries += 1
+            raise OSError
+        return answers[found.request_id]
+
+    found = await find_open_requests(database, NOW + timedelta(seconds=10))
+    await settle_open_requests(ledger, found, find_done, patience_s=0)
+    used = {one["request_id"]: (one["outcome"], one["completion_tokens"]) for one in await read(database, usage)}
+    assert used == {"req_0": ("ok", 5), "req_1": ("lost", 17), "req_2": ("cancelled", 3), "req_3": ("lost", 0)}
+    assert tries == 1
+    assert await find_open_requests(database, NOW + timedelta(seconds=10)) == []
+
+
+async def test_usage_is_summed_by_its_groups(database: Database, ledger: Ledger) -> None:
+    later = NOW + timedelta(minutes=1)
+    rows = (row("req_1"), row("req_2", created_at=later), row("req_3", adapter="other"), row("req_4", tenant_id="t-2"))
+    for one in rows:
+        await ledger.settle(one, Settlement(outcome="ok", done=DONE))
+    await ledger.settle(row("req_5"), Settlement(outcome="lost", done=Done(completion_tokens=1)))
+    by_day = await sum_usage(database, UsageQuery(tenant_id="t-1", group_by=("adapter", "day")))
+    assert [(found["adapter"], found["day"], found["requests"], found["completion_tokens"]) for found in by_day] == [
+        ("default", "2026-05-04", 2, 6),
+        ("default", "2026-05-05", 1, 5),
+        ("other", "2026-05-04", 1, 5),
+    ]
+    (total,) = await sum_usage(database, UsageQuery())
+    assert (total["requests"], total["requests_ok"], total["requests_lost"], total["prompt_tokens"]) == (5, 4, 1, 40)
+    (window,) = await sum_usage(database, UsageQuery(start=later, stop=later + timedelta(seconds=1)))
+    assert window["requests"] == 1
+
+
+async def test_a_database_that_is_away_is_unavailable() -> None:
+    away = Database("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
+    with pytest.raises(UnavailableError):
+        async with away.read():
+            pass
+    await away.close()

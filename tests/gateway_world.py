@@ -1,0 +1,145 @@
+"""A whole gateway over real HTTP for tests: real registry, real database, scripted engines, keys and adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+
+from loraplex.app import Gateway, running_gateway
+from loraplex.db.tables import request, usage
+from loraplex.settings import Settings
+from scripted_engine import FINGERPRINT, ScriptedEngine, running_app, running_engine
+from support import linear_shapes, tiny_llama_config, write_adapter, write_base
+
+ADMIN_KEY = "an-admin-key-for-tests"
+BASE = "tiny"
+
+
+class GatewayWorld:
+    """Everything that a test of the gateway touches."""
+
+    def __init__(self, gateway: Gateway, url: str, engines: list[ScriptedEngine], folder: Path) -> None:
+        self.gateway = gateway
+        self.url = url
+        self.engines = engines
+        self.folder = folder
+        self.http = httpx.AsyncClient(base_url=url, timeout=30, trust_env=False)
+        self._num_adapters = 0
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        """The first engine."""
+        return self.engines[0]
+
+    async def call(self, method: str, path: str, *, key: str | None = ADMIN_KEY, **options: Any) -> httpx.Response:
+        """Send one request with a bearer key."""
+        headers = {**({"authorization": f"Bearer {key}"} if key else {}), **options.pop("headers", {})}
+        return await self.http.request(method, path, headers=headers, **options)
+
+    async def create_tenant(self, name: str, **fields: Any) -> None:
+        """Create a tenant."""
+        response = await self.call("POST", "/api/v1/tenants", json={"name": name, **fields})
+        assert response.status_code == 201, response.text
+
+    async def create_key(self, tenant: str, **fields: Any) -> str:
+        """Create a key and return its text."""
+        response = await self.call("POST", f"/api/v1/tenants/{tenant}/keys", json={"name": "test", **fields})
+        assert response.status_code == 201, response.text
+        text: str = response.json()["key"]
+        return text
+
+    async def push(self, tenant: str, adapter: str = "default", **params: Any) -> dict[str, Any]:
+        """Upload a new random adapter version and return it."""
+        self._num_adapters += 1
+        source = self.folder / f"adapter-{self._num_adapters}"
+        write_adapter(source, self.folder / BASE, rank=2, seed=self._num_adapters)
+        files = [("files", (path.name, path.read_bytes())) for path in sorted(source.iterdir())]
+        path = f"/api/v1/tenants/{tenant}/adapters/{adapter}/versions"
+        response = await self.call("POST", path, files=files, params=params)
+        assert response.status_code == 201, response.text
+        version: dict[str, Any] = response.json()
+        return version
+
+    async def complete(self, model: str, prompt: str, key: str, **options: Any) -> httpx.Response:
+        """Send one completion."""
+        fields = {"model": model, "prompt": prompt, **options.pop("fields", {})}
+        return await self.call("POST", "/v1/completions", key=key, json=fields, **options)
+
+    @asynccontextmanager
+    async def stream(self, model: str, prompt: str, key: str, **fields: Any) -> AsyncIterator[httpx.Response]:
+        """Open one streamed completion."""
+        body = {"model": model, "prompt": prompt, "stream": True, **fields}
+        headers = {"authorization": f"Bearer {key}"}
+        async with self.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            yield response
+
+    async def rows(self, table: sa.Table) -> list[dict[str, Any]]:
+        """Return all rows of a table."""
+        async with self.gateway.database.read() as connection:
+            return [dict(row) for row in (await connection.execute(sa.select(table))).mappings()]
+
+    async def usage(self) -> list[dict[str, Any]]:
+        """Return all usage rows."""
+        return await self.rows(usage)
+
+    async def open_requests(self) -> list[str]:
+        """Return the ids of requests that are not settled."""
+        return [row["request_id"] for row in await self.rows(request) if row["settled_at"] is None]
+
+
+async def until(is_true: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = is_true()
+            if await found if isinstance(found, Awaitable) else found:
+                return
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running_world(
+    database_url: str, folder: Path, num_engines: int = 1, known: dict[str, Any] | None = None
+) -> AsyncIterator[GatewayWorld]:
+    """Yield a gateway with a registered tiny base and its engines, which remember the requests in `known`."""
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(running_engine()) for _ in range(num_engines)]
+        for engine in engines:
+            engine.known.update(known or {})
+        settings = Settings(
+            database_url=database_url,
+            object_store_url=f"file://{folder}/objects",
+            data_dir=folder,
+            pools=json.dumps({"main": {"base": BASE, "engines": [engine.url for engine in engines]}}),
+            admin_key=ADMIN_KEY,
+            engine_key="the-engine-key",
+            drain_s=1,
+        )
+        gateway = await stack.enter_async_context(running_gateway(settings))
+        url = await stack.enter_async_context(running_app(gateway.app))
+        world = GatewayWorld(gateway, url, engines, folder)
+        stack.push_async_callback(world.http.aclose)
+        await _register_base(world)
+        yield world
+
+
+async def _register_base(world: GatewayWorld) -> None:
+    config = tiny_llama_config()
+    write_base(world.folder / BASE, config)
+    body = {
+        "name": BASE,
+        "fingerprint": FINGERPRINT,
+        "modules": {path: list(shape) for path, shape in linear_shapes(config).items()},
+        "vocab_size": config["vocab_size"],
+    }
+    response = await world.call("POST", "/api/v1/bases", json=body)
+    assert response.status_code in (200, 201), response.text
+    await world.gateway.names.ensure_fresh()
+    await world.gateway.fleet.poll()

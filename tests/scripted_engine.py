@@ -1,0 +1,275 @@
+"""An engine's HTTP face for tests of the gateway: real sockets, real SSE, answers chosen by the words of the prompt.
+
+It speaks the wire of the engine and records what it was told; there is no model behind it. `answer` in the prompt gives
+five chunks; the other words are the methods of `Script`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+
+FINGERPRINT = "sha256:" + "f" * 64
+NUM_CHUNKS = 5
+
+
+class ScriptedEngine:
+    """One engine; `url` once it runs."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.calls: list[dict[str, Any]] = []
+        self.aborted: list[str] = []
+        self.closed: list[str] = []
+        self.sent: dict[str, int] = {}
+        self.resident: list[str] = []
+        self.state_changes: dict[str, Any] = {}
+        self.known: dict[str, dict[str, Any]] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope["path"]
+        if path == "/internal/state":
+            await _send_json(send, 200, self._state())
+        elif path.startswith("/internal/requests/"):
+            await self._serve_request(path, scope["method"], send)
+        else:
+            await self._serve_call(scope, receive, send)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "is_ready": True,
+            "is_draining": False,
+            "waiting": 0,
+            "running": 0,
+            "slots": [{"slot": 0, "state": "ready", "digest": digest} for digest in self.resident],
+            "model": {"name": "tiny", "fingerprint": FINGERPRINT},
+            **self.state_changes,
+        }
+
+    async def _serve_request(self, path: str, method: str, send: Any) -> None:
+        request_id = path.split("/")[3]
+        if method == "POST":
+            self.aborted.append(request_id)
+        done = self.known.get(request_id) or (self.describe_done(request_id, "abort") if request_id in self.sent else None)
+        if done is None:
+            await _send_json(send, 404, {"error": {"message": "unknown", "code": "not_found"}})
+        elif method == "POST":
+            await _send_json(send, 200, done)
+        else:
+            await _send_json(send, 200, {"request_id": request_id, "state": "finished", "done": done})
+
+    async def _serve_call(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message.get("more_body"):
+                break
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        fields = json.loads(body)
+        self.calls.append({"path": scope["path"], "headers": headers, "body": fields})
+        request_id = headers["x-loraplex-request-id"]
+        script = Script(self, request_id, fields, receive, send)
+        watch = asyncio.create_task(script.watch())
+        try:
+            await script.run()
+        finally:
+            watch.cancel()
+
+    def describe_done(self, request_id: str, finish: str, digest: str = "base") -> dict[str, Any]:
+        """What the engine says of an ended request."""
+        return {
+            "request_id": request_id,
+            "prompt_tokens": 7,
+            "cached_tokens": 2,
+            "completion_tokens": self.sent.get(request_id, 0),
+            "queue_s": 0.0,
+            "prefill_s": 0.1,
+            "load_s": 0.0,
+            "decode_s": 0.2,
+            "preemptions": 0,
+            "finish": finish,
+            "digest": digest,
+        }
+
+
+class Script:
+    """One answer, by the first word of the prompt."""
+
+    def __init__(
+        self, engine: ScriptedEngine, request_id: str, fields: dict[str, Any], receive: Any, send: Any
+    ) -> None:
+        self.engine = engine
+        self.request_id = request_id
+        self.fields = fields
+        self.digest = fields["model"] if fields["model"].startswith("sha256:") else "base"
+        self.receive = receive
+        self.send = send
+        self.gone = asyncio.Event()
+
+    async def watch(self) -> None:
+        """Note when the gateway closes the connection."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        self.engine.closed.append(self.request_id)
+        self.gone.set()
+
+    async def run(self) -> None:
+        """Answer."""
+        word = str(self.fields.get("prompt", "answer")).split()[0]
+        await getattr(self, f"do_{word}")()
+
+    async def do_answer(self) -> None:
+        """Five chunks and a good end, or the same as one body."""
+        if not self.fields.get("stream"):
+            self.engine.sent[self.request_id] = NUM_CHUNKS
+            done = self.engine.describe_done(self.request_id, "stop", self.digest)
+            await _send_json(
+                self.send,
+                200,
+                {"object": "text_completion", "choices": [{"index": 0, "text": "x" * NUM_CHUNKS}]},
+                **{"x-loraplex-digest": self.digest, "x-loraplex-done": json.dumps(done)},
+            )
+            return
+        await self.start()
+        for i in range(NUM_CHUNKS):
+            await self.chunk(f"t{i}")
+        await self.end()
+
+    async def do_bytewise(self) -> None:
+        """A good answer in pieces of one byte, with characters of many bytes."""
+        await self.start()
+        await self.chunk("Grüße 🙂", pieces=True)
+        await self.end()
+
+    async def do_slow(self) -> None:
+        """A chunk every 20 ms until the gateway goes."""
+        await self.start()
+        while not self.gone.is_set():
+            await self.chunk("t")
+            await asyncio.sleep(0.02)
+
+    async def do_flood(self) -> None:
+        """Large chunks as fast as they are taken."""
+        await self.start()
+        while not self.gone.is_set():
+            await self.chunk("t" * 65536)
+            await asyncio.sleep(0)
+
+    async def do_wait(self) -> None:
+        """Nothing at all: the request waits in the queue."""
+        self.engine.sent[self.request_id] = 0
+        await self.gone.wait()
+
+    async def do_die(self) -> None:
+        """Two chunks, half an event, then the connection breaks."""
+        await self.start()
+        await self.chunk("a")
+        await self.chunk("b")
+        await self.send({"type": "http.response.body", "body": b'data: {"choices": [{"te', "more_body": True})
+        raise RuntimeError("scripted death")
+
+    async def do_cut(self) -> None:
+        """Two chunks and an end without [DONE]."""
+        await self.start()
+        await self.chunk("a")
+        await self.chunk("b")
+        await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def do_fail(self) -> None:
+        """Two chunks, then the engine's own error event."""
+        await self.start()
+        await self.chunk("a")
+        await self.chunk("b")
+        await self.done("error")
+        error = {"error": {"message": "bad", "type": "server_error", "param": None, "code": "adapter_output_invalid"}}
+        body = f"data: {json.dumps(error)}\n\n".encode()
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def do_refuse(self) -> None:
+        """The queue is full."""
+        error = {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
+        done = self.engine.describe_done(self.request_id, "error") | {"prompt_tokens": 0, "cached_tokens": 0}
+        await _send_json(self.send, 429, {"error": error}, **{"retry-after": "3", "x-loraplex-done": json.dumps(done)})
+
+    async def do_unknown(self) -> None:
+        """The engine does not accept the gateway's token."""
+        await _send_json(self.send, 401, {"error": {"message": "no", "code": "invalid_api_key"}})
+
+    async def do_other(self) -> None:
+        """An answer for other weights than those asked for."""
+        self.digest = "sha256:" + "0" * 64
+        await self.do_answer()
+
+    async def start(self) -> None:
+        """Send status and headers of a stream."""
+        self.engine.sent[self.request_id] = 0
+        headers = {"content-type": "text/event-stream; charset=utf-8", "x-loraplex-digest": self.digest}
+        await self.send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            }
+        )
+
+    async def chunk(self, text: str, *, pieces: bool = False) -> None:
+        """Send one chunk."""
+        self.engine.sent[self.request_id] += 1
+        chunk = json.dumps({"choices": [{"index": 0, "text": text}]}, ensure_ascii=False)
+        data = f"data: {chunk}\n\n".encode()
+        for part in [data[i : i + 1] for i in range(len(data))] if pieces else [data]:
+            await self.send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def done(self, finish: str) -> None:
+        """Send the event that says what it cost."""
+        event = json.dumps(self.engine.describe_done(self.request_id, finish, self.digest))
+        body = f"event: loraplex.done\ndata: {event}\n\n".encode()
+        await self.send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        """Send a good end."""
+        await self.done("stop")
+        await self.send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+async def _send_json(send: Any, status: int, body: Any, **headers: str) -> None:
+    found = {"content-type": "application/json", **headers}
+    pairs = [(name.encode(), value.encode()) for name, value in found.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+@asynccontextmanager
+async def running_app(app: Any) -> AsyncIterator[str]:
+    """Serve an ASGI application on a free port of the loopback and yield its URL."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    task = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        server.force_exit = True
+        await task
+        listening.close()
+
+
+@asynccontextmanager
+async def running_engine() -> AsyncIterator[ScriptedEngine]:
+    """Yield a scripted engine that runs."""
+    engine = ScriptedEngine()
+    async with running_app(engine) as url:
+        engine.url = url
+        yield engine
