@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ LLAMA = (
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
+@cache
 def byte_level(vocab_size: int = 700) -> Tokenizer:
     backend = Tokenizer(models.BPE())
     backend.normalizer = normalizers.NFC()
@@ -49,6 +51,7 @@ def byte_level(vocab_size: int = 700) -> Tokenizer:
     return backend
 
 
+@cache
 def sentencepiece(vocab_size: int = 600) -> Tokenizer:
     backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from litestar import Litestar, Request, Response, Router, delete, get, post, put
 from litestar.datastructures import State
-from litestar.di import Provide
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromPath
 from litestar.types import ASGIApp
 
 from loraplex_engine.errors import InvalidRequestError, ModelNotFoundError, NotFoundError, NotReadyError
@@ -27,33 +28,33 @@ DRAIN_TIMEOUT_S = 30.0
 
 
 @post("/v1/chat/completions", status_code=200)
-async def create_chat(request: Request[Any, Any, State], front: Front) -> ASGIApp:
+async def create_chat(request: Request[Any, Any, State], front: NamedDependency[Front]) -> ASGIApp:
     """Answer a chat."""
     caller = read_caller(request.headers, request.state.identity)
     return await front.create_chat(await read_json(request), caller)
 
 
 @post("/v1/completions", status_code=200)
-async def create_completion(request: Request[Any, Any, State], front: Front) -> ASGIApp:
+async def create_completion(request: Request[Any, Any, State], front: NamedDependency[Front]) -> ASGIApp:
     """Continue a prompt."""
     caller = read_caller(request.headers, request.state.identity)
     return await front.create_completion(await read_json(request), caller)
 
 
 @post("/v1/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, State], front: Front) -> TokenizeResponse:
+async def tokenize(request: Request[Any, Any, State], front: NamedDependency[Front]) -> TokenizeResponse:
     """Return the ids of a prompt."""
     return await front.tokenize(await read_json(request))
 
 
 @get("/v1/models")
-async def list_models(front: Front) -> ModelList:
+async def list_models(front: NamedDependency[Front]) -> ModelList:
     """List the base."""
     return ModelList(front.models())
 
 
 @get("/v1/models/{model:path}")
-async def get_model(model: str, front: Front) -> ModelCard:
+async def get_model(model: FromPath[str], front: NamedDependency[Front]) -> ModelCard:
     """Show the base."""
     for card in front.models():
         if card.id == model.removeprefix("/"):
@@ -62,7 +63,9 @@ async def get_model(model: str, front: Front) -> ModelCard:
 
 
 @put("/internal/adapters/{digest:str}")
-async def load_adapter(request: Request[Any, Any, State], digest: str, front: Front) -> dict[str, Any]:
+async def load_adapter(
+    request: Request[Any, Any, State], digest: FromPath[str], front: NamedDependency[Front]
+) -> dict[str, Any]:
     """Make an adapter resident and wait for it."""
     try:
         options = msgspec.convert(await read_json(request), LoadOptions)
@@ -73,20 +76,20 @@ async def load_adapter(request: Request[Any, Any, State], digest: str, front: Fr
 
 
 @delete("/internal/adapters/{digest:str}")
-async def drop_adapter(digest: str, front: Front) -> None:
+async def drop_adapter(digest: FromPath[str], front: NamedDependency[Front]) -> None:
     """Drain an adapter's requests and free its slot."""
     await front.core.call(DropAdapter, LOAD_TIMEOUT_S, digest=_check(digest))
 
 
 @get("/internal/state")
-async def show_state(front: Front) -> dict[str, Any]:
+async def show_state(front: NamedDependency[Front]) -> dict[str, Any]:
     """Show slots, tiers, queue, KV and model facts."""
     state = await front.core.call(GetState, CALL_TIMEOUT_S) if front.core.is_ready else None
     return build_state(front, state if isinstance(state, dict) else None)
 
 
 @post("/internal/requests/{request_id:str}/abort", status_code=200)
-async def abort_request(request_id: str, front: Front) -> Response[Any]:
+async def abort_request(request_id: FromPath[str], front: NamedDependency[Front]) -> Response[Any]:
     """End a request and return what it cost, also of one that has ended."""
     generation = front.log.find_open(request_id)
     if generation is not None:
@@ -96,13 +99,13 @@ async def abort_request(request_id: str, front: Front) -> Response[Any]:
 
 
 @get("/internal/requests/{request_id:str}")
-async def show_request(request_id: str, front: Front) -> RequestStatus:
+async def show_request(request_id: FromPath[str], front: NamedDependency[Front]) -> RequestStatus:
     """Show a running request's progress or a finished one's cost."""
     return _find(front, request_id)
 
 
 @post("/internal/drain")
-async def drain(front: Front) -> Response[Any]:
+async def drain(front: NamedDependency[Front]) -> Response[Any]:
     """Refuse new requests and wait for the open ones: 200 when none is left, 202 while there are."""
     num_open = await front.drain(DRAIN_TIMEOUT_S)
     return Response({"open_requests": num_open}, status_code=202 if num_open else 200)
@@ -115,14 +118,14 @@ async def show_health() -> dict[str, str]:
 
 
 @get("/readyz")
-async def show_readiness(front: Front) -> dict[str, str]:
+async def show_readiness(front: NamedDependency[Front]) -> dict[str, str]:
     """Say whether requests are taken now."""
     facts = front.core.get_facts()
     return {"status": "serving", "model": facts.name}
 
 
 @get("/metrics")
-async def show_metrics(front: Front) -> Response[bytes]:
+async def show_metrics(front: NamedDependency[Front]) -> Response[bytes]:
     """Return the core's metrics and the front's."""
     try:
         core = await front.core.call(GetMetrics, CALL_TIMEOUT_S)

@@ -1,6 +1,6 @@
 """The front process: composes the parts, serves HTTP, keeps a core running, and ends in order on SIGTERM.
 
-`serve` is the entry for `python -m loraplex_engine serve`.
+`main` is what `python -m loraplex_engine serve` runs.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import uvicorn
 import uvloop
 
 from loraplex_engine.config import CoreLaunch, EngineConfig
-from loraplex_engine.errors import ConfigError, DrainingError, EngineError
+from loraplex_engine.errors import ConfigError, DrainingError
 from loraplex_engine.server.app import build_app
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.core_process import CoreProcess
 from loraplex_engine.server.front import Front
 from loraplex_engine.server.guard import AUDIENCE
 from loraplex_engine.server.tokenizer import Tokenizer
-from loraplex_registry.errors import SettingError
 from loraplex_registry.wire.identity import TokenError, TokenVerifier
-from loraplex_registry.wire.setting import read_settings
 
+DEFAULT_LISTEN = "127.0.0.1:8100"
 DRAIN_S = 30.0
+_MAX_PORT = 65_535
 _LAST_WRITES_S = 5
 _PEM_END = "-----END PUBLIC KEY-----"
 _log = logging.getLogger(__name__)
@@ -47,42 +47,39 @@ class Secrets(msgspec.Struct, frozen=True):
         return f"Secrets({len(self.verify_keys)} verify keys)"
 
 
-def serve(config: EngineConfig, host: str, port: int, *, core_command: Sequence[str] | None = None) -> int:
+def main(config: EngineConfig, settings: Mapping[str, str], *, core_command: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         config: The engine's settings; its `base` is a folder.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one, which is printed.
+        settings: What `read_settings` found: `listen` (HOST:PORT; port 0 takes a free one, which is printed),
+            `verify_keys`, `engine_key`, `log_level`.
         core_command: How to start the core; the default is this interpreter's `loraplex_engine core`.
 
     Returns:
-        The exit code: 0 after an orderly end, 1 if the engine could not start (the reason is on stderr).
+        The exit code 0, after an orderly end.
+
+    Raises:
+        EngineError: The engine cannot start; the message says why.
     """
     # read by the tokenizer's threads when they start
     os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    level = settings.get("log_level", "info").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    secrets = read_secrets(settings)
+    listener = _listen(settings.get("listen", DEFAULT_LISTEN))
     command = core_command or (sys.executable, "-m", "loraplex_engine", "core")
-    try:
-        secrets = read_secrets(os.environ)
-        listener = _listen(host, port)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config, secrets, command, listener))
-    except EngineError as error:
-        sys.stderr.write(f"loraplex-engine: {error}\n")
-        return 1
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(config, secrets, command, listener))
     return 0
 
 
-def read_secrets(environ: Mapping[str, str]) -> Secrets:
-    """Return the keys from the environment.
+def read_secrets(settings: Mapping[str, str]) -> Secrets:
+    """Return the keys among the settings.
 
     Raises:
-        ConfigError: There is no verify key, or a setting's name is nearly right.
+        ConfigError: There is no verify key.
     """
-    try:
-        settings = read_settings(environ, "engine")
-    except SettingError as error:
-        raise ConfigError(str(error)) from error
     keys = _split_keys(settings.get("verify_keys", ""))
     if not keys:
         raise ConfigError("Set LORAPLEX_VERIFY_KEYS to the gateway's public key (PEM): the engine trusts only that.")
@@ -98,7 +95,12 @@ def _split_keys(text: str) -> tuple[bytes, ...]:
     return tuple(f"{part.strip()}\n{_PEM_END}\n".encode() for part in text.split(_PEM_END) if part.strip())
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(address: str) -> socket.socket:
+    host, _, digits = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not digits.isdecimal() or int(digits) > _MAX_PORT:
+        raise ConfigError(f"Cannot listen on {address!r}: give HOST:PORT.")
+    port = int(digits)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -106,7 +108,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror}.") from error
+        raise ConfigError(f"Cannot listen on {address}: {error.strerror}.") from error
     listener.listen(2048)
     return listener
 

@@ -1,0 +1,125 @@
+"""The front as a whole process: it listens, drains on SIGTERM, and never leaves its core behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import scripted_core_process
+from scripted_core import BASE, SIGNER, sign
+from toy_tokenizers import write_byte_level
+
+SCRIPT = Path(scripted_core_process.__file__)
+PROGRAM = """
+import json, sys
+from loraplex_engine.config import EngineConfig
+from loraplex_engine.server import process
+options = json.loads(sys.argv[1])
+process.DRAIN_S = options["drain_s"]
+config = EngineConfig(base=options["base"], cache_dir="", served_model_name=options["behaviour"])
+settings = {"listen": "127.0.0.1:0", "verify_keys": options["key"], "engine_key": "k"}
+sys.exit(process.main(config, settings, core_command=[sys.executable, options["script"]]))
+"""
+CHAT: dict[str, Any] = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
+Start = Callable[..., tuple["subprocess.Popen[str]", httpx.Client]]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[tuple[subprocess.Popen[str], httpx.Client]] = []
+
+    def start_front(behaviour: str = "", drain_s: float = 5.0) -> tuple[subprocess.Popen[str], httpx.Client]:
+        import json
+
+        options = {
+            "base": str(write_byte_level(tmp_path / "base")),
+            "behaviour": behaviour,
+            "drain_s": drain_s,
+            "key": SIGNER.public_pem.decode(),
+            "script": str(SCRIPT),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps(options)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
+        )
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("listening on ").strip()
+        client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {sign()}"}, timeout=20)
+        started.append((process, client))
+        wait_until(lambda: client.get("/readyz").status_code == 200)
+        return process, client
+
+    yield start_front
+    for process, client in started:
+        client.close()
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def child_pids(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_sigterm_lets_open_streams_finish_and_exits_0(start: Start) -> None:
+    process, client = start()
+    with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert "data: [DONE]" in rest
+    assert process.wait(20) == 0
+
+
+def test_what_outlives_the_drain_ends_with_an_error_event(start: Start) -> None:
+    process, client = start("hangs", drain_s=0.3)
+    [core] = child_pids(process.pid)
+    with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        rest = "\n".join(lines)
+    assert '"code": "draining"' in rest
+    assert "[DONE]" not in rest
+    assert process.wait(20) == 0
+    assert not Path(f"/proc/{core}").exists()
+
+
+def test_a_killed_front_leaves_no_core(start: Start) -> None:
+    process, _ = start()
+    [core] = child_pids(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not Path(f"/proc/{core}").exists() or "Z" in Path(f"/proc/{core}/stat").read_text().split()[2])
+
+
+def test_the_front_answers_over_tcp_while_its_core_restarts(start: Start) -> None:
+    process, client = start()
+    [core] = child_pids(process.pid)
+    assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    os.kill(core, signal.SIGKILL)
+    wait_until(lambda: client.get("/readyz").status_code == 503)
+    assert client.get("/healthz").status_code == 200
+    wait_until(lambda: client.get("/readyz").status_code == 200)
+    assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert "loraplex_front_core_restarts 1.0" in client.get("/metrics").text

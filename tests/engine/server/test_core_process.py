@@ -1,0 +1,129 @@
+"""The core as a process: start, words, death, restart. The core here is scripted; process and sockets are real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import scripted_core_process
+from loraplex_engine.config import CoreLaunch, EngineConfig
+from loraplex_engine.errors import StartupError
+from loraplex_engine.server import core_process
+from loraplex_engine.server.core_client import CoreClient
+from loraplex_engine.server.core_process import CoreProcess
+from loraplex_engine.wire.messages import AddRequest, GetState, SamplingParams, TokenEvent
+from scripted_core import until
+from toy_tokenizers import write_byte_level
+
+SCRIPT = Path(scripted_core_process.__file__)
+COMMAND = [sys.executable, str(SCRIPT)]
+
+
+@pytest.fixture(autouse=True)
+def paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent))
+    monkeypatch.setenv("LORAPLEX_ENGINE_KEY", "secret-of-the-environment")
+
+
+def build_core(folder: Path, client: CoreClient, behaviour: str = "") -> CoreProcess:
+    config = EngineConfig(base=str(write_byte_level(folder / "base")), cache_dir="", served_model_name=behaviour)
+
+    def build_launch(to_core: str, to_front: str) -> CoreLaunch:
+        return CoreLaunch(config=config, to_core=to_core, to_front=to_front, engine_key="secret")
+
+    return CoreProcess(COMMAND, build_launch, client)
+
+
+@asynccontextmanager
+async def running(core: CoreProcess, client: CoreClient) -> AsyncIterator[None]:
+    task = asyncio.create_task(core.run())
+    try:
+        await until(lambda: client.is_ready, 20)
+        yield
+    finally:
+        await core.stop()
+        await task
+
+
+def folder_modes(parent: Path) -> list[int]:
+    return [folder.stat().st_mode & 0o777 for folder in parent.glob("lpx-*")]
+
+
+async def finish_of(client: CoreClient, request_id: str, on_token: asyncio.Event | None = None) -> TokenEvent:
+    last: asyncio.Future[TokenEvent] = asyncio.get_running_loop().create_future()
+
+    def sink(event: TokenEvent) -> None:
+        if event.finish is not None:
+            last.set_result(event)
+        elif on_token is not None:
+            on_token.set()
+
+    client.add(AddRequest(request_id=request_id, prompt_ids=[5], params=SamplingParams(max_tokens=20)), sink)
+    return await last
+
+
+async def test_a_killed_core_fails_its_requests_and_comes_back(tmp_path: Path) -> None:
+    client = CoreClient()
+    core = build_core(tmp_path, client)
+    async with running(core, client):
+        first, begun = core.pid, asyncio.Event()
+        assert first is not None
+        request = asyncio.create_task(finish_of(client, "a", begun))
+        await begun.wait()
+        os.kill(first, signal.SIGKILL)
+        lost = await request
+        assert (lost.finish, lost.error and lost.error.code) == ("error", "replica_failed")
+        assert client.num_open == 0
+        await until(lambda: client.is_ready, 20)
+        assert core.pid != first
+        assert core.num_restarts == 1
+        assert (await finish_of(client, "b")).finish == "stop"
+
+
+async def test_secrets_are_in_neither_arguments_nor_environment(tmp_path: Path) -> None:
+    client = CoreClient()
+    core = build_core(tmp_path, client)
+    async with running(core, client):
+        state = await client.call(GetState, 5)
+    assert isinstance(state, dict)
+    assert state["key"] == "secret"
+    assert state["argv"] == COMMAND[1:]
+    assert "LORAPLEX_ENGINE_KEY" not in state["environment"]
+
+
+@pytest.mark.parametrize(("behaviour", "words"), [("fails", "lower --max-model-len"), ("exits", "code 7")])
+async def test_a_core_that_cannot_start_says_why(tmp_path: Path, behaviour: str, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        await build_core(tmp_path, CoreClient(), behaviour).run()
+
+
+async def test_a_core_that_speaks_nonsense_is_replaced(tmp_path: Path) -> None:
+    def refuse(_: bytes) -> None:
+        raise ValueError("nonsense")
+
+    client = CoreClient()
+    core = build_core(tmp_path, client)
+    async with running(core, client):
+        first = core.pid
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core_process.messages, "decode_to_front", refuse)
+            lost = await finish_of(client, "a")
+        assert lost.error is not None
+        await until(lambda: client.is_ready, 20)
+        assert core.pid != first
+
+
+async def test_the_sockets_folder_goes_with_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process.tempfile, "tempdir", str(tmp_path))
+    client = CoreClient()
+    core = build_core(tmp_path, client)
+    async with running(core, client):
+        assert folder_modes(tmp_path) == [0o700]
+    assert folder_modes(tmp_path) == []

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loraplex_engine.errors import InvalidRequestError, UnknownParameterError, UnsupportedParameterError
+from loraplex_engine.server.field import read_chat, read_completion, read_tokenize
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+PROMPT: dict[str, Any] = {"model": "m", "prompt": "hi"}
+BOTH = [(read_chat, CHAT), (read_completion, PROMPT)]
+
+WRONG = [
+    *[("max_tokens", value) for value in (0, -1, 1.5, "5", True, [])],
+    *[("temperature", value) for value in (-1, 2.1, "1", True, {})],
+    *[("top_p", value) for value in (0, 1.1, -0.1, "x")],
+    *[("top_k", value) for value in (-2, 1.5, "x")],
+    *[("min_p", value) for value in (-0.1, 1.1)],
+    *[("n", value) for value in (0, 17, 1.0, "2", False)],
+    *[("seed", value) for value in (2**63, -(2**63) - 1, 1.5, "7")],
+    *[("stop", value) for value in ("", [""], ["x"] * 17, "y" * 129, 5, [1], {"a": 1})],
+    *[("stop_token_ids", value) for value in (5, ["a"], [1.5], list(range(65)))],
+    *[("min_tokens", value) for value in (-1, "1")],
+    *[("ignore_eos", value) for value in (1, "true")],
+    *[("stream", value) for value in (1, "true")],
+    *[("stream_options", value) for value in (True, {"x": 1}, {"include_usage": 1}, {"include_usage": True})],
+    *[("user", value) for value in (5, [])],
+    *[("metadata", value) for value in ({"a": 1}, {str(i): "" for i in range(17)}, {"a": "x" * 513}, [], "x")],
+    *[("model", value) for value in ("", None, 5, [])],
+]
+NEUTRAL: list[tuple[str, Any]] = [
+    ("frequency_penalty", 0),
+    ("presence_penalty", 0.0),
+    ("repetition_penalty", 1.0),
+    ("logit_bias", {}),
+    ("store", False),
+    ("service_tier", "auto"),
+    ("service_tier", "default"),
+    ("user", "u"),
+    ("metadata", {"a": "b"}),
+    ("safety_identifier", "s"),
+    ("prompt_cache_key", "k"),
+    ("top_k", -1),
+    ("seed", -5),
+    ("stop", "x" * 128),
+]
+
+
+@pytest.mark.parametrize(("read", "good"), BOTH)
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_refused_by_name(read: Any, good: dict[str, Any], name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read(good | {name: value})
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(("read", "good"), BOTH)
+@pytest.mark.parametrize(("name", "value"), NEUTRAL)
+def test_a_value_that_changes_nothing_is_accepted(read: Any, good: dict[str, Any], name: str, value: Any) -> None:
+    read(good | {name: value})
+
+
+@pytest.mark.parametrize(("read", "good"), BOTH)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("frequency_penalty", 1),
+        ("presence_penalty", False),
+        ("presence_penalty", "x"),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("logit_bias", {"999999999": 1}),
+        ("prompt_logprobs", 1),
+        ("cache_salt", "x"),
+        ("guided_json", {}),
+        ("audio", {}),
+        ("prediction", {}),
+        ("repetition_penalty", 1.1),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedParameterError) as refusal:
+        read(good | {name: value})
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logprobs", True),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
+        ("tools", [{}]),
+        ("tool_choice", "auto"),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["audio"]),
+        ("reasoning_effort", "low"),
+        ("functions", [{}]),
+        ("parallel_tool_calls", True),
+        ("web_search_options", {}),
+        ("logprobs", 0),
+    ],
+)
+def test_chat_fields_that_are_not_built_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedParameterError) as refusal:
+        read_chat(CHAT | {name: value})
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("logprobs", 0), ("suffix", "x"), ("best_of", 2)])
+def test_completion_fields_that_are_not_built_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UnsupportedParameterError) as refusal:
+        read_completion(PROMPT | {name: value})
+    assert refusal.value.param == name
+
+
+def test_best_of_as_many_as_are_returned_changes_nothing() -> None:
+    assert read_completion(PROMPT | {"n": 3, "best_of": 3}).n == 3
+
+
+@pytest.mark.parametrize(("read", "good"), BOTH)
+def test_null_is_absent_in_every_field(read: Any, good: dict[str, Any]) -> None:
+    names = {name for name, _ in WRONG + NEUTRAL} - {"model"}
+    nulls = dict.fromkeys([*names, "tools", "logprobs", "echo", "best_of", "foo_bar", "max_completion_tokens"])
+    assert read(good | nulls) == read(good)
+
+
+@pytest.mark.parametrize(("read", "good"), BOTH)
+def test_names_that_nobody_knows_are_refused_and_cut(read: Any, good: dict[str, Any]) -> None:
+    with pytest.raises(UnknownParameterError) as refusal:
+        read(good | {"f" * 1000: 1})
+    assert refusal.value.param == "f" * 64
+    assert len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        None,
+        "hi",
+        [5],
+        [{}],
+        [{"role": "user"}],
+        [{"content": "x"}],
+        [{"role": "banana", "content": "x"}],
+        [{"role": "user", "content": []}],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": 5}],
+        [{"role": "tool", "content": "x", "tool_call_id": "1"}],
+        [{"role": "user", "content": "x", "foo": 1}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": ["x"]}],
+        [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
+    ],
+)
+def test_bad_messages_are_refused(messages: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {"messages": messages})
+    assert refusal.value.param == "messages"
+
+
+def test_what_means_nothing_in_a_message_is_dropped() -> None:
+    full = {"role": "assistant", "content": "x", "tool_calls": [], "refusal": None, "audio": None, "name": None}
+    other = {"role": "assistant", "content": "x", "tool_calls": None}
+    plain = read_chat(CHAT | {"messages": [{"role": "assistant", "content": "x"}]})
+    assert read_chat(CHAT | {"messages": [full]}) == read_chat(CHAT | {"messages": [other]}) == plain
+
+
+def test_both_names_of_max_tokens_must_agree() -> None:
+    assert read_chat(CHAT | {"max_completion_tokens": 3}).max_tokens == 3
+    assert read_chat(CHAT | {"max_completion_tokens": 3, "max_tokens": 3}).max_tokens == 3
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {"max_completion_tokens": 3, "max_tokens": 4})
+    assert refusal.value.param == "max_completion_tokens"
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {"min_tokens": 5, "max_tokens": 4})
+    assert refusal.value.param == "min_tokens"
+
+
+@pytest.mark.parametrize("body", [{"model": "m"}, {"model": "m", "prompt": "x", "messages": []}, {"prompt": "x"}])
+def test_tokenize_takes_one_kind_of_prompt(body: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        read_tokenize(body)

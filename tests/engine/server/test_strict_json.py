@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from loraplex_engine.errors import InvalidJsonError
+from loraplex_engine.wire.strict_json import MAX_DEPTH, decode_object
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"a":', "not valid JSON"),
+        (b'{"a":1} x', "not valid JSON"),
+        (b"[1]", "JSON object"),
+        (b'{"a":1,"a":1}', "same key twice"),
+        (b'{"a":{"b":1,"b":2}}', "same key twice"),
+        (b'{"a":NaN}', "NaN"),
+        (b'{"a":-Infinity}', "Infinity"),
+        (b'{"a":1e999}', "too large"),
+        (b'{"a":' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"a":"\\ud83d"}', "surrogate"),
+        (b'{"a":["\\udc00"]}', "surrogate"),
+        (b'{"\\ud83d":1}', "surrogate"),
+        (b'{"a":"\\u0000"}', "NUL"),
+        (b'{"a":"\x00"}', "not valid JSON"),
+        (b'{"a":"\xff"}', "UTF-8"),
+        (b"\xef\xbb\xbf{}", "not valid JSON"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested"),
+        (b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested"),
+    ],
+)
+def test_what_is_not_strict_json_is_refused_with_its_reason(body: bytes, reason: str) -> None:
+    with pytest.raises(InvalidJsonError, match=reason) as refusal:
+        decode_object(body)
+    assert str(refusal.value).isascii()
+
+
+def test_strict_json_is_read() -> None:
+    body = '{"a": "\\ud83d\\ude00 é \U0001fae0", "b": [1, 2.5, null, true], "c": {}}'.encode()
+    assert decode_object(body) == {"a": "\U0001f600 é \U0001fae0", "b": [1, 2.5, None, True], "c": {}}
+
+
+def test_the_deepest_allowed_nesting_is_read() -> None:
+    assert decode_object(b'{"a":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}")
