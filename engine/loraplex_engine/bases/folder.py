@@ -82,9 +82,16 @@ def check_unchanged(folder: Path) -> None:
     if not is_complete(folder):
         raise BaseUnavailableError(f"{folder} is not a pulled base; run `loraplex base pull {folder}` first.")
     for name, then in load_marker(folder).files.items():
-        if find_stamp(folder / name) != then:
+        if not _is_as_it_was(folder / name, then):
             target = (folder / name).resolve()
             raise BaseUnavailableError(f"{target} changed or vanished since the base was pulled; pull it again.")
+
+
+def _is_as_it_was(path: Path, then: FileStamp) -> bool:
+    # a folder may be copied to another machine, which gives our own files new times; a user's file behind a link is
+    # somebody else's to change, so there the time counts
+    now = find_stamp(path)
+    return now is not None and now.size == then.size and (not path.is_symlink() or now.mtime_ns == then.mtime_ns)
 
 
 def find_base(name_or_spec: str, cache_dir: Path) -> Path | None:

