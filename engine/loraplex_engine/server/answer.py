@@ -106,7 +106,7 @@ class GenerationAnswer:
             return
         done, body = await self._generation.settle(), error_body(error)
         if self._is_started:
-            await self._write(send, _event(body) + self._done_event(done), is_last=True)
+            await self._write(send, self._done_event(done) + _event(body), is_last=True)
             return
         await self._start(send, status_of(error), [*error_headers(error), *self._done_headers(done)], len(body))
         await self._write(send, body, is_last=True)

@@ -57,8 +57,9 @@ class Front:
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for the open ones (bounded) and return how many are left."""
         self.core.is_draining = True
-        with contextlib.suppress(EngineError):
-            await self.core.call(Drain, timeout_s)
+        if self.log.num_open:
+            with contextlib.suppress(EngineError):
+                await self.core.call(Drain, timeout_s)
         return self.log.num_open
 
     def fail_all(self, error: EngineError) -> None:
@@ -191,5 +192,5 @@ def build_state(front: Front, core_state: dict[str, Any] | None) -> dict[str, An
         "is_ready": front.core.is_ready and not front.core.is_draining,
         "is_draining": front.core.is_draining,
         "open_requests": front.log.num_open,
-        "model": msgspec.to_builtins(facts) if facts is not None else None,
+        "model": None if facts is None else msgspec.structs.asdict(facts),
     }

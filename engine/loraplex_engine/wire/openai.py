@@ -202,7 +202,7 @@ class ErrorResponse(msgspec.Struct):
 
 
 class ModelCard(msgspec.Struct):
-    """One entry of /v1/models on an engine: its base, or a resident adapter by digest."""
+    """One entry of /v1/models; an engine lists only its base, since it knows adapters by digest, not by name."""
 
     id: str
     created: int

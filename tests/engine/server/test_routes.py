@@ -258,6 +258,17 @@ async def test_what_is_not_strict_json_is_400_in_ascii(rig: Rig, body: bytes) ->
     assert answer.content.isascii()
 
 
+async def test_a_body_that_stalls_is_408(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraplex_engine.server.call.IDLE_BODY_S", 0.1)
+
+    async def stalling() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    answer = await rig.http.post(CHAT_PATH, content=stalling(), headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
+
+
 async def test_another_media_type_is_415(rig: Rig) -> None:
     answer = await rig.http.post(CHAT_PATH, content=b"{}", headers={"content-type": "text/plain"})
     assert answer.status_code == 415
@@ -298,9 +309,9 @@ async def test_an_error_in_the_middle_is_an_error_event_and_no_end(rig: Rig) -> 
     answer = await rig.post(CHAT_PATH, CHAT | {"stream": True}, x_loraplex_done="1")
     blocks = answer.text.split("\n\n")
     assert answer.status_code == 200
-    assert json.loads(blocks[-3].removeprefix("data: "))["error"]["code"] == "adapter_output_invalid"
-    assert blocks[-2].startswith("event: loraplex.done\ndata: ")
-    done = json.loads(blocks[-2].split("data: ")[1])
+    assert blocks[-3].startswith("event: loraplex.done\ndata: ")
+    done = json.loads(blocks[-3].split("data: ")[1])
+    assert json.loads(blocks[-2].removeprefix("data: "))["error"]["code"] == "adapter_output_invalid"
     assert (done["finish"], done["completion_tokens"]) == ("error", 3)
     assert "[DONE]" not in answer.text
     assert '"finish_reason":"' not in answer.text
