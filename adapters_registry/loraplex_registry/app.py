@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from litestar import Litestar, Request, Router, get
+from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
@@ -21,13 +22,13 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from loraplex_registry.adapters.base_model import BaseModels
 from loraplex_registry.adapters.lifecycle import Lifecycle
 from loraplex_registry.adapters.name import read_delta
-from loraplex_registry.adapters.tenant import TenantRef
+from loraplex_registry.adapters.tenant import TenantRef, find_target
 from loraplex_registry.adapters.view import BaseView
 from loraplex_registry.aliases import Aliases
 from loraplex_registry.api.adapters import AdapterRoutes
 from loraplex_registry.api.aliases import AliasRoutes
 from loraplex_registry.api.bases import BaseRoutes
-from loraplex_registry.api.failure import answer_http_error, answer_registry_error
+from loraplex_registry.api.failure import answer_http_error, answer_mistake, answer_registry_error
 from loraplex_registry.api.internal import InternalRoutes
 from loraplex_registry.api.service import Services
 from loraplex_registry.db.database import Database, NamesEpoch
@@ -36,7 +37,7 @@ from loraplex_registry.errors import RegistryError, TokenError
 from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.settings import RegistrySettings, ServerSettings
 from loraplex_registry.storage.store import create_store
-from loraplex_registry.uploads.checker import ProcessChecker
+from loraplex_registry.uploads.checker import Checker, ProcessChecker
 from loraplex_registry.uploads.sweep import Sweeper
 from loraplex_registry.uploads.upload import Uploads
 from loraplex_registry.wire.adapter import NamesDelta
@@ -46,7 +47,6 @@ __all__ = [
     "Registry",
     "RegistryError",
     "RegistrySettings",
-    "TenantRef",
     "Upgrade",
     "check_revision",
     "create_app",
@@ -112,13 +112,13 @@ class Registry:
         """Register a base (see `BaseModels.register`)."""
         return await self.services.bases.register(spec, by)
 
-    async def count_adapters(self, tenant: TenantRef) -> int:
-        """Return how many adapters a tenant has, for its deletion."""
-        return await self.services.lifecycle.count(tenant)
+    async def count_adapters(self, by: Identity, /) -> int:
+        """Return how many adapters the target tenant of `by` has."""
+        return await self.services.lifecycle.count(_target_of(by))
 
-    async def delete_adapters(self, tenant: TenantRef, by: Identity) -> int:
-        """Delete all adapters of a tenant in one transaction and return how many there were."""
-        return await self.services.lifecycle.delete_all(tenant, by)
+    async def delete_adapters(self, by: Identity, /) -> int:
+        """Delete all adapters of the target tenant of `by` in one transaction and return how many there were."""
+        return await self.services.lifecycle.delete_all(_target_of(by), by)
 
     async def _watch_epoch(self) -> None:
         """Learn of changes that other processes on the same database have committed."""
@@ -130,8 +130,13 @@ class Registry:
                 _log.warning("the names epoch cannot be read: %s", error)
 
 
-def create_registry(settings: RegistrySettings) -> Registry:
-    """Compose a registry.
+def _target_of(by: Identity) -> TenantRef:
+    assert by.target_tenant is not None, "the gateway names the tenant"
+    return find_target(by, by.target_tenant)
+
+
+def create_registry(settings: RegistrySettings, *, checker: Checker | None = None) -> Registry:
+    """Compose a registry; adapters are checked in processes unless `checker` says otherwise.
 
     Raises:
         SettingError: A setting is not valid, or the store's folder cannot be made.
@@ -145,18 +150,18 @@ def create_registry(settings: RegistrySettings) -> Registry:
         bases=BaseModels(database),
         lifecycle=Lifecycle(database),
         aliases=Aliases(database),
-        uploads=Uploads(database, store, ProcessChecker(settings.max_checks), settings),
+        uploads=Uploads(database, store, checker or ProcessChecker(settings.max_checks), settings),
     )
     return Registry(services)
 
 
-def create_app(settings: ServerSettings) -> Litestar:
+def create_app(settings: ServerSettings, *, checker: Checker | None = None) -> Litestar:
     """Return the registry as an app of its own: every route but `/healthz` needs a token of the gateway.
 
     Raises:
         SettingError: A setting is not valid.
     """
-    registry = create_registry(settings.registry)
+    registry = create_registry(settings.registry, checker=checker)
     verifier = TokenVerifier(settings.verify_keys, _AUDIENCE)
 
     @contextlib.asynccontextmanager
@@ -169,10 +174,16 @@ def create_app(settings: ServerSettings) -> Litestar:
 
     return Litestar(
         route_handlers=[registry.router(), _healthz],
+        state=State({"registry": registry}),
         lifespan=[life],
         middleware=[DefineMiddleware(_TokenMiddleware, verifier=verifier)],
-        exception_handlers={RegistryError: answer_registry_error, HTTPException: answer_http_error},
+        exception_handlers={
+            RegistryError: answer_registry_error,
+            HTTPException: answer_http_error,
+            Exception: answer_mistake,
+        },
         openapi_config=None,
+        logging_config=None,
     )
 
 

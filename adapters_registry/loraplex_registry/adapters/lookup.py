@@ -89,7 +89,7 @@ async def list_numbers(session: AsyncSession, adapter_ids: Sequence[uuid.UUID]) 
         sa.select(VersionRow.adapter_id, VersionRow.number).where(VersionRow.adapter_id.in_(adapter_ids))
     )
     numbers: dict[uuid.UUID, list[int]] = {adapter_id: [] for adapter_id in adapter_ids}
-    for adapter_id, number in found.tuples():
+    for adapter_id, number in found:
         numbers[adapter_id].append(number)
     return numbers
 

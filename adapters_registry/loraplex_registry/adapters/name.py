@@ -46,7 +46,7 @@ async def _read_adapters(session: AsyncSession, since: int) -> tuple[AdapterName
         .where(VersionRow.adapter_id.in_(changed))
         .order_by(VersionRow.number)
     )
-    for adapter_id, number, digest, state, kind in found.tuples():
+    for adapter_id, number, digest, state, kind in found:
         versions[adapter_id].append((number, digest, state, kind))
     for alias in (await session.execute(sa.select(AliasRow).where(AliasRow.adapter_id.in_(changed)))).scalars():
         aliases[alias.adapter_id].append(alias)

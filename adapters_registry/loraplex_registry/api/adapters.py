@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request, Response, delete, get, patch, post
+from litestar import Controller, Response, delete, get, patch, post
 from litestar.response import Stream
 
 from loraplex_registry.adapters.lookup import (
@@ -24,7 +24,7 @@ from loraplex_registry.adapters.view import AdapterView, show_adapter, show_vers
 from loraplex_registry.api.caller import READ, WRITE, enter_tenant
 from loraplex_registry.api.reading import read_json, read_page_order, read_query
 from loraplex_registry.api.sending import send_file
-from loraplex_registry.api.service import Services
+from loraplex_registry.api.service import Call, Name, Number, Services, Work
 from loraplex_registry.api.upload import build_order
 from loraplex_registry.db.model import AdapterRow, AliasRow
 from loraplex_registry.errors import (
@@ -58,7 +58,7 @@ class AdapterRoutes(Controller):
     path = "/api/v1/tenants/{tenant:str}/adapters"
 
     @get()
-    async def list_all(self, request: Request[Any, Any, Any], services: Services, tenant: str) -> Page[AdapterView]:
+    async def list_all(self, request: Call, services: Work, tenant: Name) -> Page[AdapterView]:
         """List the tenant's adapters, newest first."""
         target, _ = enter_tenant(request, tenant, READ)
         order = read_page_order(request)
@@ -69,7 +69,7 @@ class AdapterRoutes(Controller):
         return Page([show_adapter(row, numbers[row.id], _of(row, aliases)) for row in page.data], page.next_cursor)
 
     @get(_ADAPTER)
-    async def show(self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str) -> AdapterView:
+    async def show(self, request: Call, services: Work, tenant: Name, adapter: Name) -> AdapterView:
         """Show one adapter."""
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
@@ -79,9 +79,7 @@ class AdapterRoutes(Controller):
             return show_adapter(row, numbers[row.id], await list_aliases(session, [row.id]))
 
     @patch(_ADAPTER)
-    async def change(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
-    ) -> AdapterView:
+    async def change(self, request: Call, services: Work, tenant: Name, adapter: Name) -> AdapterView:
         """Make an adapter the tenant's default."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
@@ -91,16 +89,14 @@ class AdapterRoutes(Controller):
         return await services.lifecycle.make_default(target, adapter, caller)
 
     @delete(_ADAPTER, status_code=204)
-    async def remove(self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str) -> None:
+    async def remove(self, request: Call, services: Work, tenant: Name, adapter: Name) -> None:
         """Delete an adapter."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
         await services.lifecycle.delete(target, adapter, caller)
 
     @post(_ADAPTER + "/versions", request_max_body_size=None)
-    async def upload(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
-    ) -> Response[Any]:
+    async def upload(self, request: Call, services: Work, tenant: Name, adapter: Name) -> Response[Any]:
         """Upload a PEFT folder as the adapter's next version."""
         target, caller = enter_tenant(request, tenant, WRITE)
         order = build_order(request, target, adapter, caller, services.settings)
@@ -108,9 +104,7 @@ class AdapterRoutes(Controller):
         return Response(result.body, status_code=result.status)
 
     @get(_ADAPTER + "/versions")
-    async def list_all_versions(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
-    ) -> Page[VersionView]:
+    async def list_all_versions(self, request: Call, services: Work, tenant: Name, adapter: Name) -> Page[VersionView]:
         """List an adapter's versions, newest first."""
         target, _ = enter_tenant(request, tenant, READ)
         order = read_page_order(request)
@@ -122,7 +116,7 @@ class AdapterRoutes(Controller):
 
     @get(_VERSION)
     async def show_version(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
+        self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number
     ) -> VersionView:
         """Show one version, retired ones too."""
         target, _ = enter_tenant(request, tenant, READ)
@@ -130,9 +124,7 @@ class AdapterRoutes(Controller):
         return await _read_version(services, target, adapter, number)
 
     @get(_VERSION + "/report")
-    async def show_report(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
-    ) -> Report:
+    async def show_report(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> Report:
         """Show the report of a version's checks."""
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
@@ -140,7 +132,7 @@ class AdapterRoutes(Controller):
 
     @get(_VERSION + "/files/{name:str}")
     async def download(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int, name: str
+        self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number, name: Name
     ) -> Stream:
         """Send a file of a version as it was uploaded."""
         target, _ = enter_tenant(request, tenant, READ)
@@ -155,18 +147,14 @@ class AdapterRoutes(Controller):
         raise NotFoundError(f"version {number} has no file {name}", param="name")
 
     @delete(_VERSION, status_code=200)
-    async def retire(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
-    ) -> VersionView:
+    async def retire(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:
         """Retire a version."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
         return await services.lifecycle.retire(target, adapter, number, caller)
 
     @post(_VERSION + "/restore", status_code=200)
-    async def restore(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, number: int
-    ) -> VersionView:
+    async def restore(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:
         """Make a retired version ready again."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)

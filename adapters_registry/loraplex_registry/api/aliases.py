@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Controller, Request, Response, delete, get, post, put
+from litestar import Controller, Response, delete, get, post, put
 
 from loraplex_registry.adapters.page import Page
 from loraplex_registry.adapters.view import AliasChangeView, AliasView
 from loraplex_registry.api.caller import READ, WRITE, enter_tenant
 from loraplex_registry.api.reading import read_json, read_page_order, read_precondition, read_query
-from loraplex_registry.api.service import Services
+from loraplex_registry.api.service import Call, Name, Work
 from loraplex_registry.wire.adapter import Target
 
 _ALIAS = "/{alias:str}"
@@ -29,9 +27,7 @@ class AliasRoutes(Controller):
     path = "/api/v1/tenants/{tenant:str}/adapters/{adapter:str}/aliases"
 
     @get()
-    async def list_all(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str
-    ) -> Page[AliasView]:
+    async def list_all(self, request: Call, services: Work, tenant: Name, adapter: Name) -> Page[AliasView]:
         """List all aliases that are set, by name; there are few, so this list has one page."""
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
@@ -39,7 +35,7 @@ class AliasRoutes(Controller):
 
     @get(_ALIAS)
     async def show(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, alias: str
+        self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name
     ) -> Response[AliasView]:
         """Show one alias."""
         target, _ = enter_tenant(request, tenant, READ)
@@ -48,7 +44,7 @@ class AliasRoutes(Controller):
 
     @put(_ALIAS)
     async def move(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, alias: str
+        self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name
     ) -> Response[AliasView]:
         """Point an alias to versions, if it is still what the client has seen."""
         target, caller = enter_tenant(request, tenant, WRITE)
@@ -59,9 +55,7 @@ class AliasRoutes(Controller):
         return _answer(view, 201 if is_new else 200)
 
     @delete(_ALIAS, status_code=204)
-    async def remove(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, alias: str
-    ) -> None:
+    async def remove(self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name) -> None:
         """Delete an alias."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
@@ -69,7 +63,7 @@ class AliasRoutes(Controller):
 
     @post(_ALIAS + "/rollback", status_code=200)
     async def roll_back(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, alias: str
+        self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name
     ) -> Response[AliasView]:
         """Point an alias to where it pointed before."""
         target, caller = enter_tenant(request, tenant, WRITE)
@@ -78,7 +72,7 @@ class AliasRoutes(Controller):
 
     @get(_ALIAS + "/history")
     async def history(
-        self, request: Request[Any, Any, Any], services: Services, tenant: str, adapter: str, alias: str
+        self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name
     ) -> Page[AliasChangeView]:
         """List what an alias pointed to, newest first."""
         target, _ = enter_tenant(request, tenant, READ)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 
 from loraplex_registry.adapters.lookup import list_bases
 from loraplex_registry.adapters.page import Page, build_page
 from loraplex_registry.adapters.view import BaseView, show_base
 from loraplex_registry.api.caller import check_admin
 from loraplex_registry.api.reading import read_json, read_page_order
-from loraplex_registry.api.service import Services
+from loraplex_registry.api.service import Call, Work
 from loraplex_registry.errors import InvalidRequestError
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
 
@@ -50,7 +48,7 @@ class BaseRoutes(Controller):
     path = "/api/v1/bases"
 
     @get()
-    async def list_all(self, request: Request[Any, Any, Any], services: Services) -> Page[BaseView]:
+    async def list_all(self, request: Call, services: Work) -> Page[BaseView]:
         """List bases, newest first."""
         check_admin(request, writes=False)
         order = read_page_order(request)
@@ -63,7 +61,7 @@ class BaseRoutes(Controller):
         return build_page(bases[: order.limit + 1], order.limit, lambda base: base.name)
 
     @post()
-    async def register(self, request: Request[Any, Any, Any], services: Services) -> Response[BaseView]:
+    async def register(self, request: Call, services: Work) -> Response[BaseView]:
         """Register a base; the same again changes nothing."""
         caller = check_admin(request, writes=True)
         new = await read_json(request, _NewBase)

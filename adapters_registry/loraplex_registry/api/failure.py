@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import msgspec
@@ -54,6 +55,7 @@ _STATUS_TO_CODE = {
     415: "unsupported_media_type",
 }
 _RETRY_AFTER_S = "1"
+_log = logging.getLogger(__name__)
 
 
 def status_of(error: RegistryError) -> int:
@@ -97,3 +99,17 @@ def answer_http_error(request: Request[Any, Any, Any], error: HTTPException) -> 
     message = error.detail if status < 500 else "The registry failed; see its log."
     body = {"error": {"message": message, "type": type_of(status), "param": None, "code": code}}
     return Response(body, status_code=status, headers=error.headers, media_type=MediaType.JSON)
+
+
+def answer_mistake(request: Request[Any, Any, Any], error: Exception) -> Response[dict[str, Any]]:
+    """Answer a mistake of ours, which only the log explains."""
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    body = {
+        "error": {
+            "message": "The registry failed; its log says why.",
+            "type": type_of(500),
+            "param": None,
+            "code": RegistryError.code,
+        }
+    }
+    return Response(body, status_code=500, media_type=MediaType.JSON)

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import sqlalchemy as sa
-from litestar import Controller, Request, get
+from litestar import Controller, get
 from litestar.response import Stream
 
 from loraplex_registry.adapters.name import read_delta
 from loraplex_registry.api.caller import check_admin, check_engine
 from loraplex_registry.api.reading import read_query
 from loraplex_registry.api.sending import send_file
-from loraplex_registry.api.service import Services
+from loraplex_registry.api.service import Call, Name, Services, Work
 from loraplex_registry.db.model import VersionRow
 from loraplex_registry.errors import ArtifactMissingError, InvalidRequestError, NotFoundError
 from loraplex_registry.wire.adapter import Manifest, NamesDelta
@@ -27,13 +27,13 @@ class InternalRoutes(Controller):
     include_in_schema = False
 
     @get("/artifacts/{digest:str}/manifest")
-    async def manifest(self, request: Request[Any, Any, Any], services: Services, digest: str) -> Manifest:
+    async def manifest(self, request: Call, services: Work, digest: Name) -> Manifest:
         """Say what the artifact of a digest holds."""
         check_engine(request, services.settings.engine_key)
         return await _get_manifest(services, digest)
 
     @get("/artifacts/{digest:str}/files/{name:str}")
-    async def file(self, request: Request[Any, Any, Any], services: Services, digest: str, name: str) -> Stream:
+    async def file(self, request: Call, services: Work, digest: Name, name: Name) -> Stream:
         """Send one file of the artifact."""
         check_engine(request, services.settings.engine_key)
         manifest = await _get_manifest(services, digest)
@@ -43,7 +43,7 @@ class InternalRoutes(Controller):
         raise NotFoundError(f"{digest} has no file {name}", param="name")
 
     @get("/names")
-    async def names(self, request: Request[Any, Any, Any], services: Services) -> NamesDelta:
+    async def names(self, request: Call, services: Work) -> NamesDelta:
         """Return what changed after `?since=`."""
         check_admin(request, writes=False)
         since = read_query(request, "since").get("since", "0")

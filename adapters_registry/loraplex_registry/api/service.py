@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from litestar import Request
+from litestar.di import NamedDependency
+from litestar.params import FromPath
 
 from loraplex_registry.adapters.base_model import BaseModels
 from loraplex_registry.adapters.lifecycle import Lifecycle
@@ -24,3 +29,9 @@ class Services:
     lifecycle: Lifecycle
     aliases: Aliases
     uploads: Uploads
+
+
+Call: TypeAlias = Request[Any, Any, Any]
+Work: TypeAlias = NamedDependency[Services]
+Name: TypeAlias = FromPath[str]
+Number: TypeAlias = FromPath[int]
