@@ -36,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the KV pool; 0 = min(2 GiB, 20 % of memory) on the CPU."""
     block_size: int = 16
     """Positions of one KV block."""
+    enable_prefix_caching: bool = True
+    """Start requests from KV blocks of a known prefix."""
     dtype: str = "auto"
     """`auto`, `bfloat16` or `float32`."""
     device: str = "auto"

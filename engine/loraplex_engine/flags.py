@@ -58,8 +58,8 @@ LATER = (
     Later("tensor-parallel-size", "1", "Splitting the base over cards is not built yet."),
     Later("attention-backend", "auto", "There is one attention kernel; choosing another is not built yet."),
 )
+PREFIX_CACHING = "enable-prefix-caching"
 SWITCHES = (
-    Later("enable-prefix-caching", "0", "The prefix cache is not built yet."),
     Later("enable-chunked-prefill", "1", "Prefill is always chunked; switching that off is not built yet."),
     Later("enforce-eager", "1", "There are no captured graphs; every step is eager."),
 )
@@ -71,6 +71,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{flag.name}", help=flag.meaning, metavar=flag.parse.__name__.upper())
     for later in LATER:
         parser.add_argument(f"--{later.name}", help=f"only {later.only}: {later.reason}", metavar="STR")
+    parser.add_argument(
+        f"--{PREFIX_CACHING}",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="start from KV blocks of a known prefix (default: on)",
+    )
     for switch in SWITCHES:
         parser.add_argument(f"--{switch.name}", action=argparse.BooleanOptionalAction, default=None, help=switch.reason)
 
@@ -90,6 +96,8 @@ def build_config(args: argparse.Namespace, settings: Mapping[str, str], base: Pa
     for later in (*LATER, *SWITCHES):
         _check_later(later, _find(later.name, args, settings))
     given = {flag.field: _parse(flag, text) for flag in FLAGS if (text := _find(flag.name, args, settings)) is not None}
+    if (switch := _find(PREFIX_CACHING, args, settings)) is not None:
+        given["enable_prefix_caching"] = _parse_switch(PREFIX_CACHING, switch)
     registry_url = args.registry_url or settings.get("registry_url", "")
     return check_config(
         EngineConfig(base=str(base), cache_dir=str(cache_dir), registry_url=registry_url.rstrip("/"), **given)
@@ -109,6 +117,13 @@ def _parse(flag: Flag, text: str) -> Any:
         return flag.parse(text)
     except ValueError:
         raise ConfigError(f"--{flag.name} is {text!r}, but must be a number ({flag.parse.__name__}).") from None
+
+
+def _parse_switch(name: str, text: str) -> bool:
+    value = {"1": True, "true": True, "0": False, "false": False}.get(text.lower())
+    if value is None:
+        raise ConfigError(f"--{name} is {text!r}, but must be 1 or 0.")
+    return value
 
 
 def _check_later(later: Later, text: str | None) -> None:

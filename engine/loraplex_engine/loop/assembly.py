@@ -21,7 +21,7 @@ from loraplex_engine.lora.bank import DeviceBank
 from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.lora.residency import Loader, Residency
 from loraplex_engine.metrics import EngineMetrics
-from loraplex_engine.models.config import ModelConfig
+from loraplex_engine.models.config import ModelConfig, load_config
 from loraplex_engine.models.decoder import LINEARS_PER_LAYER, Decoder, lora_shapes
 from loraplex_engine.ops.linear import probe_row_invariance
 from loraplex_engine.ops.lora.table import LoraTable
@@ -85,7 +85,7 @@ def build_engine(
     check_config(config)
     torch.set_num_threads(config.cpu_threads or available_cpus())
     folder = Path(config.base)
-    spec, model_config = load_spec(folder), _read_model_config(folder)
+    spec, model_config = load_spec(folder), load_config(folder)
     max_model_len = choose_max_model_len(config, model_config.max_position_embeddings)
     dtype = choose_dtype(config.dtype)
     on_progress("reading weights")
@@ -171,17 +171,10 @@ def _join(config: EngineConfig, facts: CoreReady, runner: ModelRunner, bank: Dev
         facts.max_model_len,
         config.queue_timeout_s,
         config.adapter_load_timeout_s,
+        config.enable_prefix_caching,
     )
     scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic)
     return Engine(scheduler, residency, pool, runner, metrics, facts)
-
-
-def _read_model_config(folder: Path) -> ModelConfig:
-    generation = folder / "generation_config.json"
-    return ModelConfig.from_hf(
-        msgspec.json.decode((folder / "config.json").read_bytes()),
-        msgspec.json.decode(generation.read_bytes()) if generation.exists() else None,
-    )
 
 
 def _block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

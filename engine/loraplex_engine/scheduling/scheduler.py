@@ -34,6 +34,7 @@ class Limits:
     max_model_len: int
     queue_timeout_s: float
     adapter_load_timeout_s: float
+    enable_prefix_caching: bool = True
     slot_lease_s: float = 1.0
     """How long an adapter without a slot waits before a resident one stops taking new requests for its sake."""
 
@@ -260,7 +261,7 @@ class Scheduler:
 
     def _take_cached_prefix(self, request: Request) -> None:
         """Start from the blocks of a known prefix; at least one token is left to compute, for its logits."""
-        if request.wants_logits:
+        if request.wants_logits or not self._limits.enable_prefix_caching:
             return
         full_blocks = (request.num_tokens - 1) // self._pool.block_size
         self._extend_hashes(request, full_blocks)
@@ -282,6 +283,8 @@ class Scheduler:
 
     def _publish_blocks(self, request: Request) -> None:
         """Enter blocks that have become full into the prefix index."""
+        if not self._limits.enable_prefix_caching:
+            return
         full_blocks = request.num_computed // self._pool.block_size
         self._extend_hashes(request, full_blocks)
         for index in range(request.num_published, full_blocks):

@@ -27,7 +27,7 @@ class Setting:
         vocab = self.judge.model.config.vocab_size  # type: ignore[union-attr]
         rng = random.Random(0)
         names: list[str | None] = [None, *KINDS, None, "r8_seven", "r64_seven"]
-        self.rows = [([rng.randrange(3, vocab) for _ in range(rng.randint(5, 40))], name) for name in names]
+        self.rows = [([rng.randrange(3, vocab) for _ in range(rng.randint(5, 30))], name) for name in names]
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_tied", "tiny_qwen2", "smollm2_base"])
@@ -36,7 +36,7 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     source: Path = request.getfixturevalue(request.param)
     if request.param == "smollm2_base":
         return Setting(source, tmp, 0.03, REAL)
-    return Setting(pull(str(source), tmp / "bases"), tmp, 0.15, TINY)
+    return Setting(pull(str(source), tmp / "bases"), tmp, 0.15, TINY, cpu_threads=1)
 
 
 def test_every_row_of_a_mixed_batch_equals_peft(setting: Setting) -> None:

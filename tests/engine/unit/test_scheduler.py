@@ -73,14 +73,16 @@ def _map_nothing(done: LoadDone) -> PackedAdapter:
 
 
 class World:
-    def __init__(self, num_blocks: int = 16, num_slots: int = 2, budget: int = 8, max_num_seqs: int = 4) -> None:
+    def __init__(
+        self, num_blocks: int = 16, num_slots: int = 2, budget: int = 8, max_num_seqs: int = 4, **limits: bool
+    ) -> None:
         self.clock = Clock()
         self.loader = ManualLoader()
         self.bank = RecordingBank()
         self.pool = BlockPool(num_blocks, 4)
         self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=4, clock=self.clock)
-        limits = Limits(max_num_seqs, budget, 64, queue_timeout_s=60, adapter_load_timeout_s=30)
-        self.scheduler = Scheduler(self.pool, self.residency, limits, [EOS], self.clock)
+        self.limits = Limits(max_num_seqs, budget, 64, queue_timeout_s=60, adapter_load_timeout_s=30, **limits)
+        self.scheduler = Scheduler(self.pool, self.residency, self.limits, [EOS], self.clock)
 
     def request(
         self, name: str, prompt: list[int] | int = 4, digest: str | None = None, max_tokens: int = 4, **params: object
@@ -188,6 +190,14 @@ def test_second_equal_prompt_starts_from_cached_blocks_but_computes_its_last_tok
     two = world.request("two", 8, max_tokens=1)
     assert shape(world.step()[0]) == [("two", 4, 4, True)]
     assert two.num_cached == 4
+
+
+def test_nothing_is_reused_when_prefix_caching_is_off() -> None:
+    world = World(budget=32, enable_prefix_caching=False)
+    for name in ("one", "two"):
+        request = world.request(name, 8, max_tokens=1)
+        assert shape(world.step()[0]) == [(name, 0, 8, True)]
+        assert request.num_cached == 0
 
 
 def test_prefix_is_not_shared_between_adapters_or_tenants() -> None:

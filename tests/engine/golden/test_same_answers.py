@@ -1,0 +1,79 @@
+"""The same request has the same tokens whichever way the engine takes: chunks, preemption, a cached prefix, one slot."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import SEVEN, EngineWorld, text_ids
+from loraplex_engine.bases.pull import pull
+from support import write_adapter
+
+PARAMS: list[dict[str, Any]] = [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 7}, {"temperature": 1.3, "seed": 8}]
+
+
+class Case:
+    """Nine requests on three adapters and the base, greedy and seeded."""
+
+    def __init__(self, base: Path, tmp: Path, dtype: str) -> None:
+        self.base, self.tmp, self.dtype = base, tmp, dtype
+        self.folders = [write_adapter(tmp / f"a{i}", base, rank=4 + 4 * i, targets=SEVEN, seed=i) for i in range(3)]
+        rng = random.Random(3)
+        self.prompts = [[rng.randrange(3, 300) for _ in range(rng.randint(20, 60))] for _ in range(9)]
+
+    def answers(self, rounds: int = 1, **settings: Any) -> tuple[EngineWorld, list[list[int]]]:
+        """Tokens of every request in the last of some rounds over one engine."""
+        world = EngineWorld(self.base, self.tmp / "cache", dtype=self.dtype, cpu_threads=1, **settings)
+        digests = [None, *map(world.put, self.folders)]
+        answers: list[list[int]] = []
+        for _ in range(rounds):
+            requests = [world.request(ids, digests[i % 4], 24, **PARAMS[i % 3]) for i, ids in enumerate(self.prompts)]
+            events = world.run(requests)
+            answers = [text_ids(events[request.request_id]) for request in requests]
+        return world, answers
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def case(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    tmp = tmp_path_factory.mktemp("same")
+    return Case(pull(str(tiny_llama), tmp / "bases"), tmp, request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(case: Case) -> list[list[int]]:
+    return case.answers(enable_prefix_caching=False)[1]
+
+
+def test_answers_are_long_and_differ(expected: list[list[int]]) -> None:
+    assert [len(answer) for answer in expected] == [24] * 9
+    assert len({tuple(answer) for answer in expected}) == 9
+
+
+def test_small_chunks_change_nothing(case: Case, expected: list[list[int]]) -> None:
+    assert case.answers(max_num_batched_tokens=11, max_num_seqs=9)[1] == expected
+
+
+def test_few_at_a_time_change_nothing(case: Case, expected: list[list[int]]) -> None:
+    assert case.answers(max_num_seqs=2)[1] == expected
+
+
+def test_one_slot_for_three_adapters_changes_nothing_but_the_order(case: Case, expected: list[list[int]]) -> None:
+    world, answers = case.answers(max_loras=1)
+    assert answers == expected
+    assert world.engine.residency.slots.num_evictions >= 2
+
+
+def test_cached_prefixes_change_nothing(case: Case, expected: list[list[int]]) -> None:
+    world, answers = case.answers(rounds=2)
+    assert answers == expected
+    assert world.engine.scheduler.num_prefix_hits >= 9 * 16
+
+
+def test_preemption_changes_nothing(case: Case, expected: list[list[int]]) -> None:
+    block_bytes = 2 * 2 * 16 * 2 * 20 * (4 if case.dtype == "float32" else 2)
+    world, answers = case.answers(kv_cache_memory_bytes=12 * block_bytes)
+    assert answers == expected
+    assert world.engine.scheduler.num_preemptions > 0
