@@ -126,11 +126,12 @@ async def running_world(
         url = await stack.enter_async_context(running_app(gateway.app))
         world = GatewayWorld(gateway, url, engines, folder)
         stack.push_async_callback(world.http.aclose)
-        await _register_base(world)
+        await register_base(world)
         yield world
 
 
-async def _register_base(world: GatewayWorld) -> None:
+async def register_base(world: GatewayWorld) -> None:
+    """Make the tiny base known."""
     config = tiny_llama_config()
     write_base(world.folder / BASE, config)
     body = {

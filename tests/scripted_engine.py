@@ -25,6 +25,8 @@ class ScriptedEngine:
 
     def __init__(self) -> None:
         self.url = ""
+        self.fingerprint = FINGERPRINT
+        self.go_on = asyncio.Event()
         self.calls: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.closed: list[str] = []
@@ -57,7 +59,9 @@ class ScriptedEngine:
         request_id = path.split("/")[3]
         if method == "POST":
             self.aborted.append(request_id)
-        done = self.known.get(request_id) or (self.describe_done(request_id, "abort") if request_id in self.sent else None)
+        done = self.known.get(request_id) or (
+            self.describe_done(request_id, "abort") if request_id in self.sent else None
+        )
         if done is None:
             await _send_json(send, 404, {"error": {"message": "unknown", "code": "not_found"}})
         elif method == "POST":
@@ -146,6 +150,13 @@ class Script:
         """A good answer in pieces of one byte, with characters of many bytes."""
         await self.start()
         await self.chunk("Grüße 🙂", pieces=True)
+        await self.end()
+
+    async def do_pause(self) -> None:
+        """One chunk, then nothing until the test says `go_on`, then a good end."""
+        await self.start()
+        await self.chunk("a")
+        await self.engine.go_on.wait()
         await self.end()
 
     async def do_slow(self) -> None:

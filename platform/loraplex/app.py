@@ -42,14 +42,14 @@ from loraplex.gateway.routes.probes import build_probe_router
 from loraplex.gateway.routes.reports import build_report_router
 from loraplex.gateway.routes.tenants import build_tenant_router
 from loraplex.gateway.server import GatewayServer, bind, describe_address
-from loraplex.keys.files import load_admin_key, load_pepper, load_signing_key
+from loraplex.keys.files import load_admin_key, load_pepper, load_signer
 from loraplex.keys.service import KeyService
 from loraplex.settings import Settings, check_exposure
 from loraplex.tenants.service import TenantService
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
 from loraplex_registry.app import Registry, RegistryError, RegistrySettings, create_registry
-from loraplex_registry.wire.identity import Identity, TokenSigner
+from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.ids import new_public_id
 
 _MANAGEMENT_BODY_BYTES = 1 << 20
@@ -72,7 +72,7 @@ class Gateway:
         self.ledger = Ledger(self.database)
         self.metrics = GatewayMetrics()
         self.drain = Drain()
-        self.signer = TokenSigner(load_signing_key(settings.signing_key, settings.data_dir))
+        self.signer = load_signer(settings.signing_key, settings.data_dir)
         self.fleet = Fleet(parse_pools(settings.pools), self._sign_as_platform, self.names.find_fingerprint)
         self.app = self._build_app()
 

@@ -22,6 +22,9 @@ from loraplex_engine.wire.client import ReplicaFailedError as EngineFailedError
 from loraplex_registry.wire.identity import Identity, TokenSigner
 
 _MAX_TRIES = 2
+GAP_S = 30.0
+"""Longest silence of an engine in the middle of a stream."""
+
 _MS = 1000
 _log = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ class Dispatcher:
                 headers=_private_headers(order),
                 # The caller's own clock ends the request; this one only keeps a lost wait from staying for ever.
                 deadline_s=order.timeout_s + 5,
+                gap_s=GAP_S if order.call.is_stream else order.timeout_s + 5,
             )
         )
 

@@ -45,7 +45,7 @@ class GatewayServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, drain: Drain, drain_s: float) -> None:
         config = uvicorn.Config(
-            app,  # type: ignore[arg-type]
+            app,
             http=BoundedProtocol,
             ws="none",
             lifespan="off",
@@ -67,7 +67,7 @@ class GatewayServer(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._drain_s, self._drain.expire)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """Take signals through the loop, and end normally after them: uvicorn would end by the signal itself."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGTERM, signal.SIGINT)
@@ -97,7 +97,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError:
         found.close()
         raise
-    found.setblocking(False)
+    found.settimeout(0)
     return found
 
 

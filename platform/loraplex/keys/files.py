@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loraplex.errors import SettingsError
 from loraplex.keys.secret import new_key_text
-from loraplex_registry.wire.identity import generate_signing_key
+from loraplex_registry.wire.identity import TokenError, TokenSigner, generate_signing_key
 
 ADMIN_KEY_FILE = "admin.key"
 PEPPER_FILE = "key.pepper"
@@ -49,6 +49,18 @@ def load_signing_key(given: str | None, data_dir: Path | None) -> bytes:
         SIGNING_KEY_FILE, data_dir, "LORAPLEX_SIGNING_KEY", lambda: generate_signing_key().decode()
     )
     return made.encode()
+
+
+def load_signer(given: str | None, data_dir: Path | None) -> TokenSigner:
+    """Return the signer of identities.
+
+    Raises:
+        SettingsError: The key is no Ed25519 private key in PEM.
+    """
+    try:
+        return TokenSigner(load_signing_key(given, data_dir))
+    except (ValueError, TypeError, TokenError) as error:
+        raise SettingsError("LORAPLEX_SIGNING_KEY is not an Ed25519 private key in PEM") from error
 
 
 def _check_given(key: str) -> str:

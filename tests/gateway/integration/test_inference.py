@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from gateway_world import ADMIN_KEY, BASE, GatewayWorld, running_world, until
+from loraplex.gateway import dispatch, edge, relay
 from loraplex_registry.wire.identity import TokenVerifier
 from scripted_engine import NUM_CHUNKS
 
@@ -47,6 +48,16 @@ async def read_until_end(response: httpx.Response) -> tuple[bytes, bool]:
     except httpx.RemoteProtocolError:
         return body, False
     return body, True
+
+
+async def settled(world: GatewayWorld) -> list[str]:
+    """Wait until no request is open and return the outcomes."""
+
+    async def is_settled() -> bool:
+        return not await world.open_requests()
+
+    await until(is_settled)
+    return [used["outcome"] for used in await world.usage()]
 
 
 async def test_a_whole_answer_is_relayed_named_and_recorded(world: GatewayWorld, key: str) -> None:
@@ -201,13 +212,8 @@ async def test_a_client_that_leaves_a_stream_ends_it_at_the_engine(
         for _ in range(num_read):
             await anext(lines)
     await until(lambda: len(world.engine.closed) == 1, 1)
-
-    async def is_settled() -> bool:
-        return len(await world.usage()) == 1
-
-    await until(is_settled)
+    assert await settled(world) == ["cancelled"]
     (used,) = await world.usage()
-    assert used["outcome"] == "cancelled"
     assert used["completion_tokens"] == world.engine.sent[used["request_id"]]
     assert world.engine.aborted == [used["request_id"]]
 
@@ -219,11 +225,7 @@ async def test_a_client_that_leaves_the_queue_is_noticed(world: GatewayWorld, ke
     task.cancel()
     await asyncio.wait([task])
     await until(lambda: len(world.engine.closed) == 1, 1)
-
-    async def is_settled() -> bool:
-        return len(await world.usage()) == 1
-
-    await until(is_settled)
+    await settled(world)
     (used,) = await world.usage()
     assert (used["outcome"], used["prompt_tokens"], used["completion_tokens"]) == ("cancelled", 0, 0)
 
@@ -281,6 +283,39 @@ async def test_time_limits_end_a_request_before_and_after_its_first_byte(world: 
     assert last["error"]["code"] == "deadline_exceeded"
     assert len(world.engine.closed) == 2
     assert [used["error_code"] for used in await world.usage()] == ["deadline_exceeded"] * 2
+
+
+async def test_a_client_that_does_not_read_is_gone(
+    world: GatewayWorld, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_BLOCKED_WRITE_S", 0.5)
+    async with world.stream(BASE, "flood", key):
+        await until(lambda: len(world.engine.closed) == 1, 10)
+    assert await settled(world) == ["cancelled"]
+
+
+async def test_a_body_that_stalls_ends_the_request(
+    world: GatewayWorld, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "_BODY_IDLE_S", 0.3)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"model": '
+        await asyncio.sleep(1)
+        yield b'"tiny"}'
+
+    headers = {"content-type": "application/json"}
+    response = await world.call("POST", "/v1/completions", key=key, content=body(), headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+
+
+async def test_an_engine_that_falls_silent_has_failed(
+    world: GatewayWorld, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "GAP_S", 0.3)
+    response = await world.complete(BASE, "pause", key, fields={"stream": True})
+    assert json.loads(events(response)[-1].removeprefix("data: "))["error"]["code"] == "replica_failed"
+    assert await settled(world) == ["error"]
 
 
 async def test_draining_refuses_new_requests_and_then_ends_the_old(world: GatewayWorld, key: str) -> None:

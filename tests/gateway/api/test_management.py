@@ -1,0 +1,412 @@
+"""Tenants, keys, models, reports and errors through the whole application, without sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway_world import ADMIN_KEY, BASE, GatewayWorld, register_base
+from loraplex.app import running_gateway
+from loraplex.settings import Settings
+from loraplex.usage.record import Done, RequestRow, Settlement
+
+TENANTS = "/api/v1/tenants"
+
+
+@pytest.fixture
+def dialect() -> str:
+    return "sqlite"
+
+
+@pytest.fixture
+async def world(database_url: str, tmp_path: Path) -> AsyncIterator[GatewayWorld]:
+    settings = Settings(
+        database_url=database_url,
+        object_store_url=f"file://{tmp_path}/objects",
+        data_dir=tmp_path,
+        admin_key=ADMIN_KEY,
+        engine_key="the-engine-key",
+    )
+    async with running_gateway(settings) as gateway:
+        running = GatewayWorld(gateway, "http://gateway", [], tmp_path)
+        await running.http.aclose()
+        transport = httpx.ASGITransport(app=gateway.app, raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as running.http:
+            await register_base(running)
+            yield running
+
+
+def check_error(response: httpx.Response, status: int, code: str, param: str | None = None) -> str:
+    """Assert the one shape of errors and return the message."""
+    body = response.json()
+    assert response.status_code == status, response.text
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (body["error"]["code"], body["error"]["param"]) == (code, param)
+    assert response.headers["content-type"].startswith("application/json")
+    assert response.headers["x-request-id"].startswith("req_")
+    message: str = body["error"]["message"]
+    assert message
+    return message
+
+
+class TestDoor:
+    """401, 403 and 404."""
+
+    @pytest.mark.parametrize(
+        "authorization", [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {ADMIN_KEY}", f"Bearer {ADMIN_KEY}x"]
+    )
+    @pytest.mark.parametrize("path", [TENANTS, "/v1/models", "/api/v1/bases", "/api/v1/usage"])
+    async def test_no_route_opens_without_a_valid_key(
+        self, world: GatewayWorld, path: str, authorization: str | None
+    ) -> None:
+        headers = {} if authorization is None else {"authorization": authorization}
+        response = await world.http.get(path, headers=headers)
+        check_error(response, 401, "invalid_api_key")
+        assert response.headers["www-authenticate"] == "Bearer"
+
+    async def test_a_foreign_tenant_and_a_missing_one_look_the_same(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        await world.create_tenant("team-y")
+        key = await world.create_key("team-x", scopes=["infer", "adapters:read", "keys:write", "usage:read"])
+        for path in ("", "/keys", "/adapters", "/adapters/default"):
+            foreign = await world.call("GET", f"{TENANTS}/team-y{path}", key=key)
+            missing = await world.call("GET", f"{TENANTS}/team-z{path}", key=key)
+            assert check_error(foreign, 404, "not_found", "tenant") == check_error(missing, 404, "not_found", "tenant")
+        check_error(await world.call("GET", "/api/v1/usage?tenant=team-y", key=key), 404, "not_found", "tenant")
+        check_error(await world.call("GET", f"{TENANTS}/team-z"), 404, "not_found", "tenant")
+
+    async def test_an_own_resource_without_the_scope_is_forbidden(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        key = await world.create_key("team-x", scopes=[])
+        for method, path in (
+            ("GET", f"{TENANTS}/team-x/keys"),
+            ("GET", f"{TENANTS}/team-x/adapters"),
+            ("GET", "/api/v1/usage"),
+            ("GET", "/api/v1/audit"),
+            ("GET", "/api/v1/fleet"),
+            ("GET", "/v1/models"),
+            ("POST", TENANTS),
+            ("DELETE", f"{TENANTS}/team-x"),
+            ("PATCH", f"{TENANTS}/team-x"),
+        ):
+            check_error(await world.call(method, path, key=key, json={"name": "a"}), 403, "permission_denied")
+        assert (await world.call("GET", f"{TENANTS}/team-x", key=key)).status_code == 200
+
+    async def test_a_suspended_tenants_keys_are_forbidden(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        key = await world.create_key("team-x")
+        changed = await world.call("PATCH", f"{TENANTS}/team-x", json={"state": "suspended"})
+        assert changed.json()["state"] == "suspended"
+        check_error(await world.call("GET", "/v1/models", key=key), 403, "tenant_suspended")
+        await world.call("PATCH", f"{TENANTS}/team-x", json={"state": "active"})
+        assert (await world.call("GET", "/v1/models", key=key)).status_code == 200
+
+    async def test_a_read_only_admin_reads_everything_and_changes_nothing(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        key = await world.create_key("team-x", role="admin_readonly", owner="auditor")
+        for path in (TENANTS, f"{TENANTS}/team-x", f"{TENANTS}/team-x/keys", "/api/v1/usage", "/api/v1/fleet"):
+            assert (await world.call("GET", path, key=key)).status_code == 200, path
+        for method, path in (
+            ("POST", TENANTS),
+            ("POST", f"{TENANTS}/team-x/keys"),
+            ("DELETE", f"{TENANTS}/team-x"),
+            ("POST", "/v1/completions"),
+        ):
+            response = await world.call(method, path, key=key, json={"name": "a", "model": BASE})
+            check_error(response, 403, "permission_denied")
+
+    async def test_the_engine_key_opens_artifacts_and_nothing_else(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        digest = (await world.push("team-x"))["digest"]
+        manifest = f"/internal/artifacts/{digest}/manifest"
+        assert (await world.call("GET", manifest, key="the-engine-key")).status_code == 200
+        for key in (ADMIN_KEY, "the-engine-keys", "", None):
+            check_error(await world.call("GET", manifest, key=key), 401, "invalid_api_key")
+        check_error(await world.call("GET", TENANTS, key="the-engine-key"), 401, "invalid_api_key")
+        check_error(await world.call("GET", "/internal/names", key=ADMIN_KEY), 404, "not_found")
+
+    async def test_metrics_need_a_scope_unless_the_caller_is_this_machine(self, world: GatewayWorld) -> None:
+        assert (await world.call("GET", "/metrics", key=None)).status_code == 200
+        forwarded = {"x-forwarded-for": "192.0.2.7"}
+        check_error(await world.call("GET", "/metrics", key=None, headers=forwarded), 401, "invalid_api_key")
+        await world.create_tenant("team-x")
+        weak, strong = await world.create_key("team-x"), await world.create_key("team-x", scopes=["metrics:read"])
+        check_error(await world.call("GET", "/metrics", key=weak), 403, "permission_denied")
+        assert (await world.call("GET", "/metrics", key=strong, headers=forwarded)).status_code == 200
+
+    async def test_probes_need_no_key(self, world: GatewayWorld) -> None:
+        assert (await world.call("GET", "/healthz", key=None)).json() == {"status": "alive"}
+        ready = await world.call("GET", "/readyz", key=None)
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "problem": None})
+
+
+class TestErrors:
+    """One shape, whoever refuses."""
+
+    async def test_unknown_routes_methods_and_bodies(self, world: GatewayWorld) -> None:
+        check_error(await world.call("GET", "/nothing/here"), 404, "not_found")
+        response = await world.call("PUT", TENANTS)
+        check_error(response, 405, "method_not_allowed")
+        assert "GET" in response.headers["allow"]
+        check_error(await world.call("POST", TENANTS, content=b"{" * 50), 400, "invalid_json")
+        check_error(await world.call("POST", TENANTS, content=b"\xff"), 400, "invalid_json")
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        check_error(await world.call("POST", TENANTS, content=b"a=b", headers=form), 415, "unsupported_media_type")
+        check_error(await world.call("POST", "/v1/completions", content=b"[]"), 400, "invalid_json")
+
+    async def test_bodies_are_bounded(self, world: GatewayWorld) -> None:
+        big = b'{"name": "' + b"a" * (1 << 20) + b'"}'
+        check_error(await world.call("POST", TENANTS, content=big), 413, "payload_too_large")
+        bigger = b'{"model": "' + b"a" * (4 << 20) + b'"}'
+        check_error(await world.call("POST", "/v1/completions", content=bigger), 413, "payload_too_large")
+        medium = json.dumps({"model": "nobody", "prompt": "x" * (2 << 20)}).encode()
+        check_error(await world.call("POST", "/v1/completions", content=medium), 404, "model_not_found", "model")
+
+    async def test_what_nobody_expected_is_an_internal_error(
+        self, world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(name: str) -> Any:
+            raise RuntimeError("secret detail")
+
+        monkeypatch.setattr(world.gateway.directory, "find_tenant", fail)
+        message = check_error(await world.call("GET", f"{TENANTS}/team-x"), 500, "internal_error")
+        assert "secret" not in message
+
+    async def test_a_clients_request_id_never_replaces_ours(self, world: GatewayWorld) -> None:
+        response = await world.call("GET", "/healthz", headers={"x-request-id": "req_mine"})
+        assert response.headers.get_list("x-request-id") != ["req_mine"]
+        assert len(response.headers.get_list("x-request-id")) == 1
+
+
+class TestTenants:
+    """Create, show, change, delete."""
+
+    async def test_a_tenant_lives_and_dies(self, world: GatewayWorld) -> None:
+        created = await world.call("POST", TENANTS, json={"name": "team-x", "display_name": "Team X", "bases": [BASE]})
+        assert created.status_code == 201
+        tenant = created.json()
+        assert tenant == {
+            "name": "team-x",
+            "display_name": "Team X",
+            "state": "active",
+            "bases": [BASE],
+            "created_at": tenant["created_at"],
+        }
+        assert datetime.fromisoformat(tenant["created_at"]).tzinfo is not None
+        assert (await world.call("GET", f"{TENANTS}/team-x")).json() == tenant
+        changed = await world.call("PATCH", f"{TENANTS}/team-x", json={"display_name": None, "bases": None})
+        assert changed.json() == tenant | {"display_name": None, "bases": None}
+        assert (await world.call("PATCH", f"{TENANTS}/team-x", json={})).json() == changed.json()
+        assert (await world.call("DELETE", f"{TENANTS}/team-x")).status_code == 204
+        check_error(await world.call("GET", f"{TENANTS}/team-x"), 404, "not_found", "tenant")
+        check_error(await world.call("POST", TENANTS, json={"name": "team-x"}), 409, "name_reserved", "name")
+
+    @pytest.mark.parametrize(
+        ("body", "code", "param"),
+        [
+            ({}, "invalid_request_error", "name"),
+            ({"name": 5}, "invalid_request_error", "name"),
+            ({"name": "Team-X"}, "invalid_name", "name"),
+            ({"name": "team-x "}, "invalid_name", "name"),
+            ({"name": "a" * 64}, "invalid_name", "name"),
+            ({"name": "../x"}, "invalid_name", "name"),
+            ({"name": "team-x", "nam": 1}, "unknown_parameter", "nam"),
+            ({"name": "team-x", "limits": {}}, "unsupported_parameter", "limits"),
+            ({"name": "team-x", "limits": {"requests_per_minute": 5}}, "unsupported_parameter", "limits"),
+            ({"name": "team-x", "bases": ["nope"]}, "invalid_request_error", "bases"),
+            ({"name": "team-x", "display_name": ""}, "invalid_request_error", "display_name"),
+            ({"name": "team-x", "display_name": "e\u0301"}, "invalid_request_error", "display_name"),
+        ],
+    )
+    async def test_a_bad_field_is_named(self, world: GatewayWorld, body: dict[str, Any], code: str, param: str) -> None:
+        check_error(await world.call("POST", TENANTS, json=body), 400, code, param)
+        assert (await world.call("GET", TENANTS)).json()["data"] == []
+
+    @pytest.mark.parametrize(("name", "code"), [(BASE, "name_reserved"), ("platform", "name_reserved")])
+    async def test_names_of_bases_and_of_the_platform_are_taken(
+        self, world: GatewayWorld, name: str, code: str
+    ) -> None:
+        check_error(await world.call("POST", TENANTS, json={"name": name}), 409, code, "name")
+
+    async def test_a_tenant_with_adapters_goes_only_by_cascade(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        key = await world.create_key("team-x")
+        await world.push("team-x")
+        check_error(await world.call("DELETE", f"{TENANTS}/team-x"), 409, "conflict")
+        check_error(
+            await world.call("DELETE", f"{TENANTS}/team-x?cascade=yes"), 400, "invalid_request_error", "cascade"
+        )
+        assert (await world.call("DELETE", f"{TENANTS}/team-x?cascade=true")).status_code == 204
+        check_error(await world.call("GET", "/v1/models", key=key), 401, "invalid_api_key")
+        listed = (await world.call("GET", "/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == [BASE]
+
+    async def test_lists_are_paged_newest_first(self, world: GatewayWorld) -> None:
+        for i in range(5):
+            await world.create_tenant(f"team-{i}")
+        seen: list[str] = []
+        cursor = ""
+        while cursor is not None:
+            page = (await world.call("GET", f"{TENANTS}?limit=2{cursor and '&cursor=' + cursor}")).json()
+            assert len(page["data"]) <= 2
+            seen += [tenant["name"] for tenant in page["data"]]
+            cursor = page["next_cursor"]
+        assert seen == [f"team-{i}" for i in reversed(range(5))]
+        for query in ("limit=0", "limit=201", "limit=x", "limit=1&limit=2"):
+            check_error(await world.call("GET", f"{TENANTS}?{query}"), 400, "invalid_request_error", "limit")
+        check_error(await world.call("GET", f"{TENANTS}?cursor=!!"), 400, "invalid_request_error", "cursor")
+        check_error(await world.call("GET", f"{TENANTS}?page=2"), 400, "unknown_parameter", "page")
+
+    async def test_a_tenant_sees_itself_only(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        await world.create_tenant("team-y")
+        key = await world.create_key("team-x")
+        listed = (await world.call("GET", TENANTS, key=key)).json()["data"]
+        assert [tenant["name"] for tenant in listed] == ["team-x"]
+
+
+class TestKeys:
+    """Create, list, revoke."""
+
+    async def test_a_key_shows_its_text_once(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        created = (await world.call("POST", f"{TENANTS}/team-x/keys", json={"name": "app", "owner": "ada"})).json()
+        text = created.pop("key")
+        assert (created["scopes"], created["role"], created["owner"]) == (["infer"], "tenant", "ada")
+        assert created["id"].startswith("key_")
+        listed = (await world.call("GET", f"{TENANTS}/team-x/keys")).json()["data"]
+        assert listed == [created]
+        assert (await world.call("GET", "/v1/models", key=text)).status_code == 200
+        assert (await world.call("DELETE", f"{TENANTS}/team-x/keys/{created['id']}")).status_code == 204
+        check_error(await world.call("GET", "/v1/models", key=text), 401, "invalid_api_key")
+        assert (await world.call("DELETE", f"{TENANTS}/team-x/keys/{created['id']}")).status_code == 204
+        check_error(await world.call("DELETE", f"{TENANTS}/team-x/keys/key_nope"), 404, "not_found", "key_id")
+
+    @pytest.mark.parametrize(
+        ("body", "code", "param"),
+        [
+            ({}, "invalid_request_error", "name"),
+            ({"name": "a", "scopes": ["root"]}, "invalid_request_error", "scopes"),
+            ({"name": "a", "role": "root"}, "invalid_request_error", "role"),
+            ({"name": "a", "expires_at": "2020-01-01T00:00:00Z"}, "invalid_request_error", "expires_at"),
+            ({"name": "a", "expires_at": "2099-01-01T00:00:00"}, "invalid_request_error", "expires_at"),
+            ({"name": "a", "expires": 1}, "unknown_parameter", "expires"),
+        ],
+    )
+    async def test_a_bad_field_is_named(self, world: GatewayWorld, body: dict[str, Any], code: str, param: str) -> None:
+        await world.create_tenant("team-x")
+        check_error(await world.call("POST", f"{TENANTS}/team-x/keys", json=body), 400, code, param)
+
+    async def test_a_key_of_one_tenant_cannot_be_revoked_through_another(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        await world.create_tenant("team-y")
+        created = (await world.call("POST", f"{TENANTS}/team-y/keys", json={"name": "app"})).json()
+        path = f"{TENANTS}/team-x/keys/{created['id']}"
+        check_error(await world.call("DELETE", path), 404, "not_found", "key_id")
+
+
+class TestModels:
+    """/v1/models."""
+
+    async def test_the_list_holds_what_the_key_may_call(self, world: GatewayWorld) -> None:
+        for tenant in ("team-x", "team-y", "team-z"):
+            await world.create_tenant(tenant, **({"bases": []} if tenant == "team-z" else {}))
+        for tenant, adapter in (("team-x", "default"), ("team-x", "second"), ("team-y", "default")):
+            await world.push(tenant, adapter)
+        await world.push("team-x", "unborn", promote="never")
+        keys = {tenant: await world.create_key(tenant) for tenant in ("team-x", "team-z")}
+        listed = (await world.call("GET", "/v1/models", key=keys["team-x"])).json()
+        assert listed["object"] == "list"
+        shown = [(model["id"], model["root"], model["parent"], model["owned_by"]) for model in listed["data"]]
+        assert shown == [
+            (BASE, BASE, None, "platform"),
+            ("team-x", "team-x/default@1", BASE, "team-x"),
+            ("team-x/second", "team-x/second@1", BASE, "team-x"),
+        ]
+        assert set(listed["data"][0]) == {"id", "object", "created", "owned_by", "root", "parent"}
+        assert (await world.call("GET", "/v1/models", key=keys["team-z"])).json()["data"] == []
+        everything = (await world.call("GET", "/v1/models")).json()["data"]
+        assert [model["id"] for model in everything] == [BASE, "team-x", "team-x/second", "team-y"]
+
+    @pytest.mark.parametrize(
+        "path",
+        ["team-x", "team-x/default", "team-x%2Fdefault", "team-x/default@1", "team-x%2Fdefault%40live", "@DIGEST"],
+    )
+    async def test_one_model_by_any_of_its_names(self, world: GatewayWorld, path: str) -> None:
+        await world.create_tenant("team-x")
+        digest = (await world.push("team-x"))["digest"]
+        path = path.replace("@DIGEST", f"team-x/default@{digest[:19]}")
+        response = await world.call("GET", f"/v1/models/{path}")
+        assert (response.status_code, response.json()["root"]) == (200, "team-x/default@1"), response.text
+
+    @pytest.mark.parametrize(
+        "path", ["team-y", "team-x//default", "team-x/default/", "team-x/default%2F", "%ff", "TEAM-X"]
+    )
+    async def test_any_other_is_not_found(self, world: GatewayWorld, path: str) -> None:
+        await world.create_tenant("team-x")
+        await world.push("team-x")
+        check_error(await world.call("GET", f"/v1/models/{path}"), 404, "model_not_found", "model")
+
+
+class TestReports:
+    """Usage and audit."""
+
+    async def test_usage_is_summed_for_whom_it_belongs_to(self, world: GatewayWorld) -> None:
+        for tenant in ("team-x", "team-y"):
+            await world.create_tenant(tenant)
+            await self._use(world, tenant)
+        key = await world.create_key("team-x", scopes=["usage:read"])
+        own = (await world.call("GET", "/api/v1/usage?group_by=tenant,day", key=key)).json()
+        assert [(row["tenant"], row["requests"], row["completion_tokens"]) for row in own["data"]] == [("team-x", 1, 5)]
+        both = (await world.call("GET", "/api/v1/usage?group_by=tenant")).json()["data"]
+        assert [row["tenant"] for row in both] == ["team-x", "team-y"]
+        past = (await world.call("GET", "/api/v1/usage?to=2020-01-01&tenant=team-x")).json()["data"]
+        assert past[0]["requests"] == 0
+        for query, param in (
+            ("group_by=color", "group_by"),
+            ("from=yesterday", "from"),
+            ("group_by=day,day", "group_by"),
+        ):
+            check_error(await world.call("GET", f"/api/v1/usage?{query}"), 400, "invalid_request_error", param)
+
+    async def _use(self, world: GatewayWorld, name: str) -> None:
+        tenant = world.gateway.directory.find_tenant(name)
+        assert tenant is not None
+        row = RequestRow(
+            request_id=f"req_{name}",
+            tenant_id=str(tenant.id),
+            tenant=name,
+            adapter_id=None,
+            adapter=None,
+            version=None,
+            digest=None,
+            base=BASE,
+            key_id="key",
+            route="/v1/completions",
+            model=BASE,
+            is_stream=False,
+            client_request_id=None,
+            tags=None,
+            created_at=datetime.now(UTC),
+            replica="http://e",
+        )
+        await world.gateway.ledger.settle(row, Settlement(outcome="ok", done=Done(completion_tokens=5)))
+
+    async def test_the_trail_holds_the_acts_of_both_parts(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        key = await world.create_key("team-x", scopes=["audit:read"], owner="ada")
+        await world.push("team-x")
+        events = (await world.call("GET", "/api/v1/audit", key=key)).json()["data"]
+        actions = [event["action"] for event in events]
+        assert {"tenant.created", "key.created"} < set(actions)
+        assert any(action.startswith("adapter.") for action in actions)
+        assert all(event["tenant"] == "team-x" for event in events)
+        assert key not in json.dumps(events)
+        assert [event["at"] for event in events] == sorted((event["at"] for event in events), reverse=True)

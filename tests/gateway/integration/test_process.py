@@ -1,0 +1,148 @@
+"""The gateway as a process: it starts or says why not, drains on SIGTERM and exits 0, and shows no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from scripted_engine import running_engine
+from support import free_port
+
+PROGRAM = "import os, sys; from loraplex.app import run; from loraplex.settings import load_settings; "
+PROGRAM += "sys.exit(run(load_settings(os.environ)))"
+
+
+@pytest.fixture
+def dialect() -> str:
+    return "sqlite"
+
+
+class Process:
+    """A gateway that runs, and what it has logged."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log = ""
+        self.url = ""
+
+    async def wait_until_listening(self) -> None:
+        assert self.process.stderr is not None
+        async with asyncio.timeout(30):
+            while not (found := re.search(r"listening on (http://\S+)", self.log)):
+                line = (await self.process.stderr.readline()).decode()
+                assert line, self.log
+                self.log += line
+        self.url = found[1]
+
+    async def wait(self) -> int:
+        """Return the exit code, with the whole log read."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(30):
+            self.log += (await self.process.stderr.read()).decode()
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def gateway_process(data_dir: Path, **settings: str) -> AsyncIterator[Process]:
+    environ = {
+        "PATH": os.environ["PATH"],
+        "LORAPLEX_DATA_DIR": str(data_dir),
+        "LORAPLEX_LISTEN": "127.0.0.1:0",
+        **settings,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield Process(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_first_start_makes_the_keys_and_sigterm_ends_with_0(database_url: str, tmp_path: Path) -> None:
+    async with gateway_process(tmp_path) as gateway:
+        await gateway.wait_until_listening()
+        admin_key = (tmp_path / "admin.key").read_text().strip()
+        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False) as http:
+            response = await http.get("/api/v1/tenants", headers={"authorization": f"Bearer {admin_key}"})
+            assert (response.status_code, response.json()["data"]) == (200, [])
+            assert "server" not in response.headers
+        gateway.process.send_signal(signal.SIGTERM)
+        assert await gateway.wait() == 0
+    for name in ("admin.key", "key.pepper", "signing.pem"):
+        file = tmp_path / name
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert file.read_text().strip() not in gateway.log
+    assert str(tmp_path / "admin.key") in gateway.log
+
+
+async def test_a_running_stream_ends_before_the_process(database_url: str, tmp_path: Path) -> None:
+    async with running_engine() as engine:
+        pools = json.dumps({"main": {"base": "tiny", "engines": [engine.url]}})
+        async with gateway_process(tmp_path, LORAPLEX_POOLS=pools, LORAPLEX_ADMIN_KEY="an-admin-key-1234") as gateway:
+            await gateway.wait_until_listening()
+            headers = {"authorization": "Bearer an-admin-key-1234"}
+            async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, headers=headers) as http:
+                base = {"name": "tiny", "fingerprint": engine.fingerprint, "modules": {"m": [1, 1]}, "vocab_size": 9}
+                assert (await http.post("/api/v1/bases", json=base)).status_code == 201
+                await asyncio.sleep(2.2)
+                fields = {"model": "tiny", "prompt": "pause", "stream": True}
+                async with http.stream("POST", "/v1/completions", json=fields) as response:
+                    assert response.status_code == 200
+                    gateway.process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.3)
+                    with pytest.raises(httpx.ConnectError):
+                        await httpx.AsyncClient(trust_env=False).get(f"{gateway.url}/healthz")
+                    engine.go_on.set()
+                    text = (await response.aread()).decode()
+                assert text.endswith("data: [DONE]\n\n")
+            assert await gateway.wait() == 0
+
+
+async def test_a_schema_that_is_not_ours_exits_3_with_the_command(tmp_path: Path) -> None:
+    async with gateway_process(tmp_path) as gateway:
+        assert await gateway.wait() == 3
+    assert "loraplex db upgrade" in gateway.log
+    assert "Traceback" not in gateway.log
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"LORAPLEX_POOLS": "["}, "LORAPLEX_POOLS"),
+        ({"LORAPLEX_ADMIN_KEY": "short"}, "LORAPLEX_ADMIN_KEY"),
+        ({"LORAPLEX_SIGNING_KEY": "not a key"}, "LORAPLEX_SIGNING_KEY"),
+        ({"LORAPLEX_OBJECT_STORE_URL": "ftp://x"}, "LORAPLEX_OBJECT_STORE_URL"),
+        ({"LORAPLEX_DATABASE_URL": "mysql://u:hidden-word@h/d"}, "LORAPLEX_DATABASE_URL"),
+        ({"LORAPLEX_LISTEN": "0.0.0.0:0"}, "LORAPLEX_LISTEN"),
+    ],
+)
+async def test_a_bad_setting_exits_2_in_one_line(
+    database_url: str, tmp_path: Path, settings: dict[str, str], named: str
+) -> None:
+    async with gateway_process(tmp_path, **settings) as gateway:
+        assert await gateway.wait() == 2, gateway.log
+    assert named in gateway.log
+    assert "Traceback" not in gateway.log
+    assert "hidden-word" not in gateway.log
+
+
+async def test_a_taken_port_is_said(database_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", port)
+    async with server, gateway_process(tmp_path, LORAPLEX_LISTEN=f"127.0.0.1:{port}") as gateway:
+        assert await gateway.wait() == 2
+    assert f"127.0.0.1:{port}" in gateway.log
