@@ -68,6 +68,7 @@ class Generation:
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_ending = False
         self._choices = [
             Choice(index, request, Detokenizer(table, strips_leading_space=not spec.continues_prompt), spec.stops)
             for index, request in enumerate(_build_requests(spec))
@@ -153,6 +154,8 @@ class Generation:
         self._wake.set()
         if all(choice.is_closed for choice in self._choices):
             self._close()
+        elif all(choice.is_complete for choice in self._choices):
+            self._end_soon()
 
     def _is_reader_slow(self) -> bool:
         if self.max_pending_chars is None:
@@ -160,12 +163,19 @@ class Generation:
         return sum(choice.pending_chars for choice in self._choices) > self.max_pending_chars
 
     def _let_go(self) -> None:
-        """Abort what still runs, and close by force if the core does not answer."""
-        if self._closed.is_set():
+        """Abort what still runs, once, and close by force if the core does not answer."""
+        if self._is_ending:
             return
         for choice in self._choices:
             if not choice.is_closed:
                 self._core.abort(choice.request.request_id, "abort")
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        """Close by force if the core has not let go of every choice in time."""
+        if self._is_ending:
+            return
+        self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._close)
@@ -173,6 +183,7 @@ class Generation:
     def _close(self) -> None:
         if self._closed.is_set():
             return
+        self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
         self._closed.set()
