@@ -73,6 +73,8 @@ def _bound(receive: Receive) -> Receive:
                 message = cast("HTTPReceiveMessage", await receive())
         except TimeoutError as error:
             raise BodyTimeoutError from error
+        if message["type"] == "http.disconnect" and not is_complete:
+            raise BodyTimeoutError("The connection closed in the middle of the body.")
         is_complete = message["type"] != "http.request" or not message.get("more_body", False)
         return message
 

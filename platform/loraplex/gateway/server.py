@@ -22,12 +22,18 @@ _BACKLOG = 2048
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections whose first request line and headers take longer than ten seconds."""
+    """Closes connections on which a request line and its headers take longer than ten seconds."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
         super().connection_made(transport)
         self._headers_timer = self.loop.call_later(_HEADERS_S, transport.close)
+
+    def on_message_begin(self) -> None:
+        """Start the clock anew for a later request of the connection."""
+        self._headers_timer.cancel()
+        self._headers_timer = self.loop.call_later(_HEADERS_S, self.transport.close)
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """Stop the clock."""
@@ -52,6 +58,7 @@ class GatewayServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(drain_s) + _LAST_EVENTS_S,
         )
