@@ -42,15 +42,22 @@ struct Attention {
   float scale;
 
   int64_t group() const { return num_heads / num_kv_heads; }
-  int64_t padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+  // Length of a sum: whole registers of T, each widened.
+  int64_t padded_dim() const { return (head_dim + Wide<T>::kElements - 1) / Wide<T>::kElements * Wide<T>::kElements; }
   int64_t num_units() const { return head_dim / kPerUnit<T>; }
   int64_t task_tokens() const { return std::max<int64_t>(1, kTaskRows / group()); }
 
-  // First element of one position's vector in a cache.
-  const T* at(const T* cache, int64_t request, int64_t position, int64_t kv_head) const {
-    const int64_t block = block_tables[request * max_blocks + position / block_size];
-    const int64_t cell = block * block_size + position % block_size;
-    return cache + (cell * num_kv_heads + kv_head) * head_dim;
+  // Where in a cache the vectors of `count` positions from `base` on begin, for a task's request and KV head.
+  void locate(const AttentionTask& task, int64_t base, int64_t count, int64_t* offsets) const {
+    const int32_t* block = block_tables + task.request * max_blocks + base / block_size;
+    int64_t within = base % block_size;
+    for (int64_t i = 0; i < count; ++i, ++within) {
+      if (within == block_size) {
+        ++block;
+        within = 0;
+      }
+      offsets[i] = ((int64_t(*block) * block_size + within) * num_kv_heads + task.kv_head) * head_dim;
+    }
   }
 
   // Offset of a task's row in q and out; rows count the heads of a group within a token.
@@ -83,34 +90,40 @@ struct AttentionScratch {
   }
 };
 
+// Lanes without a position repeat the last one; their scores are masked.
 template <class T>
-inline void pack_keys(const Attention<T>& a, const AttentionTask& task, int64_t base, int64_t count, Units* keys) {
+inline void pack_keys(const Attention<T>& a, const int64_t* offsets, int64_t count, Units* keys) {
   const int64_t units = a.num_units();
-  for (int64_t lane0 = 0; lane0 < kTile; lane0 += kLanes) {
+  for (int64_t lane0 = 0; lane0 < count; lane0 += kLanes) {
     const T* rows[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i)
-      rows[i] = lane0 + i < count ? a.at(a.k, task.request, base + lane0 + i, task.kv_head) : nullptr;
+    for (int64_t i = 0; i < kLanes; ++i) rows[i] = a.k + offsets[std::min(lane0 + i, count - 1)];
     Units* packed = keys + lane0 / kLanes * units;
-    for (int64_t unit = 0; unit < units; unit += kLanes) {
-      Units square[kLanes];
-      for (int64_t i = 0; i < kLanes; ++i)
-        square[i] = rows[i] ? load_units(rows[i] + unit * kPerUnit<T>, a.head_dim - unit * kPerUnit<T>) : Units{};
+    Units square[kLanes];
+    int64_t unit = 0;
+    for (; unit + kLanes <= units; unit += kLanes) {
+      for (int64_t i = 0; i < kLanes; ++i) square[i] = load_units(rows[i] + unit * kPerUnit<T>);
       transpose(square);
-      for (int64_t i = 0; i < std::min<int64_t>(kLanes, units - unit); ++i) packed[unit + i] = square[i];
+      for (int64_t i = 0; i < kLanes; ++i) packed[unit + i] = square[i];
     }
+    if (unit == units) continue;
+    for (int64_t i = 0; i < kLanes; ++i)
+      square[i] = load_units(rows[i] + unit * kPerUnit<T>, a.head_dim - unit * kPerUnit<T>);
+    transpose(square);
+    for (int64_t i = 0; unit + i < units; ++i) packed[unit + i] = square[i];
   }
 }
 
 template <class T>
-inline void unpack_values(const Attention<T>& a, const AttentionTask& task, int64_t base, int64_t count, float* values) {
+inline void unpack_values(const Attention<T>& a, const int64_t* offsets, int64_t count, float* values) {
   const int64_t padded = a.padded_dim();
-  for (int64_t i = 0; i < count; ++i) {
-    const T* row = a.at(a.v, task.request, base + i, task.kv_head);
-    for (int64_t d = 0; d < a.head_dim; d += kLanes) store(values + i * padded + d, load(row + d, a.head_dim - d));
-  }
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t d = 0; d < padded; d += Wide<T>::kElements) {
+      const Wide<T> wide = load_wide(a.v + offsets[i] + d, a.head_dim - d);
+      for (int part = 0; part < Wide<T>::kVecs; ++part) store(values + i * padded + d + part * kLanes, wide.part[part]);
+    }
 }
 
-// Scores of R rows against a whole tile; lanes past the context hold zeros times q and are masked by the caller.
+// Scores of R rows against a whole tile; the caller masks the lanes of positions that a row may not see.
 template <class T, int R>
 inline void score(const T* const (&q)[R], const Units* keys, int64_t units, Vec (&scores)[R][kTileVecs]) {
   for (int r = 0; r < R; ++r)
@@ -148,39 +161,60 @@ inline float soften(Vec (&scores)[kTileVecs], float scale, Span span, float& pea
   return factor;
 }
 
-// sums[r] = factors[r] * sums[r] + weights[r][begin:end] * values[begin:end], position by position.
-template <int R, int V>
-inline void weigh_columns(const float* weights, const float* factors, Span span, const float* values, int64_t padded,
-                          float* sums) {
+// A tile's values as registers of T, widened: once where many rows read them, else straight from the cache.
+template <class T>
+struct UnpackedValues {
+  const float* values;
+  int64_t padded;
+  Wide<T> operator()(int64_t i, int64_t d) const {
+    Wide<T> wide;
+    for (int part = 0; part < Wide<T>::kVecs; ++part) wide.part[part] = load(values + i * padded + d + part * kLanes);
+    return wide;
+  }
+};
+
+template <class T>
+struct CachedValues {
+  const T* cache;
+  const int64_t* offsets;
+  Wide<T> operator()(int64_t i, int64_t d) const { return load_wide(cache + offsets[i] + d); }
+};
+
+// sums[r] = factors[r] * sums[r] + weights[r][begin:end] * values[begin:end], position by position, for V vectors.
+template <int R, int V, class T, template <class> class Values>
+inline void weigh_columns(const float* weights, const float* factors, Span span, const Values<T>& values, int64_t d,
+                          int64_t padded, float* sums) {
   Vec acc[R][V];
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < V; ++j) acc[r][j] = load(sums + r * padded + j * kLanes) * splat(factors[r]);
+    for (int j = 0; j < V; ++j) acc[r][j] = load(sums + r * padded + d + j * kLanes) * splat(factors[r]);
   for (int64_t i = span.begin; i < span.end; ++i) {
-    Vec value[V];
-    for (int j = 0; j < V; ++j) value[j] = load(values + i * padded + j * kLanes);
+    Wide<T> value[V / Wide<T>::kVecs];
+    for (int j = 0; j < V / Wide<T>::kVecs; ++j) value[j] = values(i, d + j * Wide<T>::kElements);
     for (int r = 0; r < R; ++r) {
       const Vec weight = splat(weights[r * kTile + i]);
-      for (int j = 0; j < V; ++j) acc[r][j] = multiply_add(acc[r][j], weight, value[j]);
+      for (int j = 0; j < V; ++j)
+        acc[r][j] = multiply_add(acc[r][j], weight, value[j / Wide<T>::kVecs].part[j % Wide<T>::kVecs]);
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int j = 0; j < V; ++j) store(sums + r * padded + j * kLanes, acc[r][j]);
+    for (int j = 0; j < V; ++j) store(sums + r * padded + d + j * kLanes, acc[r][j]);
 }
 
-template <int R>
-inline void weigh(const float* weights, const float* factors, Span span, const float* values, int64_t padded,
+template <int R, class T, template <class> class Values>
+inline void weigh(const float* weights, const float* factors, Span span, const Values<T>& values, int64_t padded,
                   float* sums) {
   int64_t d = 0;
   for (; d + 4 * kLanes <= padded; d += 4 * kLanes)
-    weigh_columns<R, 4>(weights, factors, span, values + d, padded, sums + d);
-  for (; d < padded; d += kLanes) weigh_columns<R, 1>(weights, factors, span, values + d, padded, sums + d);
+    weigh_columns<R, 4>(weights, factors, span, values, d, padded, sums);
+  for (; d < padded; d += Wide<T>::kElements)
+    weigh_columns<R, Wide<T>::kVecs>(weights, factors, span, values, d, padded, sums);
 }
 
 // R rows, each with its own span, against one tile. Positions that all see are shared, the rest are added row by row,
 // always in ascending order.
-template <class T, int R>
-inline void attend_rows(const Attention<T>& a, const T* const (&q)[R], const Span (&spans)[R], AttentionScratch& s,
-                        int64_t row) {
+template <int R, class T, class Values>
+inline void attend_rows(const Attention<T>& a, const T* const (&q)[R], const Span (&spans)[R], const Values& values,
+                        int64_t row, AttentionScratch& s) {
   const int64_t padded = a.padded_dim();
   Vec scores[R][kTileVecs];
   score<T, R>(q, s.keys.data(), a.num_units(), scores);
@@ -191,7 +225,6 @@ inline void attend_rows(const Attention<T>& a, const T* const (&q)[R], const Spa
     factors[r] = soften(scores[r], a.scale, spans[r], s.peak[row + r], s.total[row + r], weights + r * kTile);
     shared = {std::max(shared.begin, spans[r].begin), std::min(shared.end, spans[r].end)};
   }
-  const float* values = s.values.data();
   float* sums = s.sums.data() + row * padded;
   for (int r = 0; r < R; ++r) {
     const Span before{spans[r].begin, std::min(shared.begin, spans[r].end)};
@@ -207,47 +240,91 @@ inline void attend_rows(const Attention<T>& a, const T* const (&q)[R], const Spa
   }
 }
 
-template <class T, int R>
-inline void attend_block(const Attention<T>& a, const AttentionTask& task, int64_t base, int64_t row,
-                         AttentionScratch& s) {
+template <int R, class T, class Values>
+inline void attend_block(const Attention<T>& a, const AttentionTask& task, int64_t base, const Values& values,
+                         int64_t row, AttentionScratch& s) {
   const T* q[R];
   Span spans[R];
   for (int r = 0; r < R; ++r) {
     q[r] = a.query(task, row + r);
     spans[r] = a.span(task, row + r, base);
   }
-  attend_rows<T, R>(a, q, spans, s, row);
+  attend_rows<R>(a, q, spans, values, row, s);
 }
 
-// All rows of a task that see anything of the tile at `base`; they are neighbours, since spans move with the position.
+template <class T, class Values>
+inline void attend_blocks(const Attention<T>& a, const AttentionTask& task, int64_t base, const Values& values,
+                          int64_t row, int64_t end, AttentionScratch& s) {
+  for (; row + kRowBlock <= end; row += kRowBlock) attend_block<kRowBlock>(a, task, base, values, row, s);
+  if (end - row == 3) attend_block<3>(a, task, base, values, row, s);
+  if (end - row == 2) attend_block<2>(a, task, base, values, row, s);
+  if (end - row == 1) attend_block<1>(a, task, base, values, row, s);
+}
+
+// Where a tile's positions lie in the caches.
+struct Tile {
+  int64_t base = 0, count = 0;
+  int64_t offsets[kTile];
+};
+
 template <class T>
-inline void attend_tile(const Attention<T>& a, const AttentionTask& task, int64_t base, AttentionScratch& s) {
+inline void locate_tile(const Attention<T>& a, const AttentionTask& task, int64_t base, Tile& tile) {
+  tile.base = base;
+  tile.count = std::min<int64_t>(kTile, a.context_len[task.request] - base);
+  a.locate(task, base, tile.count, tile.offsets);
+  for (int64_t i = 0; i < tile.count; ++i) {
+    prefetch(a.k + tile.offsets[i], a.head_dim);
+    prefetch(a.v + tile.offsets[i], a.head_dim);
+  }
+}
+
+// All rows of a task that see anything of a tile; they are neighbours, since spans move with the position.
+template <class T>
+inline void attend_tile(const Attention<T>& a, const AttentionTask& task, const Tile& tile, AttentionScratch& s) {
   int64_t row = 0, end = task.num_tokens * a.group();
-  while (row < end && a.span(task, row, base).is_empty()) ++row;
-  while (row < end && a.span(task, end - 1, base).is_empty()) --end;
+  while (row < end && a.span(task, row, tile.base).is_empty()) ++row;
+  while (row < end && a.span(task, end - 1, tile.base).is_empty()) --end;
   if (row == end) return;
-  const int64_t count = std::min<int64_t>(kTile, a.context_len[task.request] - base);
-  pack_keys(a, task, base, count, s.keys.data());
-  unpack_values(a, task, base, count, s.values.data());
-  for (; row + kRowBlock <= end; row += kRowBlock) attend_block<T, kRowBlock>(a, task, base, row, s);
-  if (end - row == 3) attend_block<T, 3>(a, task, base, row, s);
-  if (end - row == 2) attend_block<T, 2>(a, task, base, row, s);
-  if (end - row == 1) attend_block<T, 1>(a, task, base, row, s);
+  pack_keys(a, tile.offsets, tile.count, s.keys.data());
+  if (end - row <= 2 * kRowBlock && a.head_dim == a.padded_dim())
+    return attend_blocks(a, task, tile.base, CachedValues<T>{a.v, tile.offsets}, row, end, s);
+  unpack_values(a, tile.offsets, tile.count, s.values.data());
+  attend_blocks(a, task, tile.base, UnpackedValues<T>{s.values.data(), a.padded_dim()}, row, end, s);
 }
 
 template <class T>
 inline void finish_row(const float* sums, float total, int64_t head_dim, T* out) {
-  for (int64_t d = 0; d < head_dim; d += kLanes)
-    store(out + d, load(sums + d) / splat(total), head_dim - d);
+  for (int64_t d = 0; d < head_dim; d += Wide<T>::kElements) {
+    Wide<T> wide;
+    for (int part = 0; part < Wide<T>::kVecs; ++part) wide.part[part] = load(sums + d + part * kLanes) / splat(total);
+    store_wide(out + d, wide, head_dim - d);
+  }
 }
 
+// First position of the first tile that a task looks at.
 template <class T>
-inline void run_task(const Attention<T>& a, const AttentionTask& task, AttentionScratch& s) {
+inline int64_t first_base(const Attention<T>& a, const AttentionTask& task) {
+  const int64_t first = a.window > 0 ? std::max<int64_t>(0, task.first_position + 1 - a.window) : 0;
+  return first / kTile * kTile;
+}
+
+// `next` is the task that probably follows, whose first tile is asked for while this task's last one is at work.
+template <class T>
+inline void run_task(const Attention<T>& a, const AttentionTask& task, const AttentionTask* next, AttentionScratch& s) {
   const int64_t num_rows = task.num_tokens * a.group(), padded = a.padded_dim();
   s.resize(num_rows, a.num_units(), padded);
-  const int64_t first = a.window > 0 ? std::max<int64_t>(0, task.first_position + 1 - a.window) : 0;
   const int64_t end = task.first_position + task.num_tokens;
-  for (int64_t base = first / kTile * kTile; base < end; base += kTile) attend_tile(a, task, base, s);
+  Tile tiles[2];  // the one at work, and the next one on its way from memory
+  int turn = 0;
+  locate_tile(a, task, first_base(a, task), tiles[0]);
+  for (int64_t base = tiles[0].base; base < end; base += kTile, turn ^= 1) {
+    if (base + kTile < end) {
+      locate_tile(a, task, base + kTile, tiles[turn ^ 1]);
+    } else if (next != nullptr) {
+      locate_tile(a, *next, first_base(a, *next), tiles[turn ^ 1]);
+    }
+    attend_tile(a, task, tiles[turn], s);
+  }
   for (int64_t row = 0; row < num_rows; ++row)
     finish_row(s.sums.data() + row * padded, s.total[row], a.head_dim, a.out + a.offset(task, row));
 }
@@ -273,7 +350,7 @@ inline void run_attention(const Attention<T>& a, int num_threads) {
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_threads > 1 && num_tasks > 1)
   for (int64_t i = 0; i < num_tasks; ++i) {
     static thread_local AttentionScratch scratch;
-    run_task(a, tasks[i], scratch);
+    run_task(a, tasks[i], i + 1 < num_tasks ? &tasks[i + 1] : nullptr, scratch);
   }
 }
 

@@ -76,21 +76,35 @@ inline void make_plan(const LoraLaunch& l, LoraPlan& plan) {
     for (int64_t slice = 0; slice < l.num_slices; ++slice) plan_module(l, segment, slice, plan);
 }
 
-// v[r][c] = x[r] . a[c] over k features.
+// v[r][c] = x[r] . a[c] over k features, for C = 1 or 4 rows of A.
 template <class T, int R, int C>
 inline void dot_block(const T* const* x, const T* a, int64_t k, float* v, int64_t v_stride) {
   constexpr int64_t kStep = kLanes * kPerUnit<T>;
   Vec acc[R][C] = {};
-  for (int64_t i = 0; i < k; i += kStep) {
-    Units left[R];
+  Units left[R];
+  int64_t i = 0;
+  for (; i + kStep <= k; i += kStep) {
+    for (int r = 0; r < R; ++r) left[r] = load_units(x[r] + i);
+    for (int c = 0; c < C; ++c) {
+      const Units right = load_units(a + c * k + i);
+      __builtin_prefetch(a + (C + c) * k + i, 0, 2);
+      for (int r = 0; r < R; ++r) acc[r][c] = multiply_add(acc[r][c], left[r], right, a);
+    }
+  }
+  if (i < k) {
     for (int r = 0; r < R; ++r) left[r] = load_units(x[r] + i, k - i);
     for (int c = 0; c < C; ++c) {
       const Units right = load_units(a + c * k + i, k - i);
       for (int r = 0; r < R; ++r) acc[r][c] = multiply_add(acc[r][c], left[r], right, a);
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int c = 0; c < C; ++c) v[r * v_stride + c] = sum(acc[r][c]);
+  for (int r = 0; r < R; ++r) {
+    if constexpr (C == 4) {
+      sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], v + r * v_stride);
+    } else {
+      v[r * v_stride] = sum(acc[r][0]);
+    }
+  }
 }
 
 template <class T, int R>
@@ -105,36 +119,48 @@ inline void shrink_rows(const LoraLaunch& l, const LoraTask& task, const T* x, i
   for (; c < task.end; ++c) dot_block<T, R, 1>(inputs, a + c * k, k, out + c, l.width());
 }
 
-// y[r][columns] += scaling * v[r] B[:, columns], V registers of columns from `column` on, `left` columns at most.
+// y[r] += scaling * v[r] B over V registers of columns, the last one cut to `left` columns.
 template <class T, int R, int V>
-inline void expand_block(const LoraLaunch& l, const LoraTask& task, const float* v, int64_t row, int64_t column,
-                         int64_t left, T* y) {
-  const T* b = static_cast<const T*>(task.matrix) + column;
-  const float* weights = v + row * l.width() + task.v_column;
-  Vec acc[R][V] = {};
+inline void expand_columns(const LoraTask& task, const float* v, int64_t v_stride, const T* b, T* const (&y)[R],
+                           int64_t column, int64_t left) {
+  constexpr int kVecs = Wide<T>::kVecs;
+  constexpr int64_t kElements = Wide<T>::kElements;
+  Wide<T> acc[R][V] = {};
   for (int64_t j = 0; j < task.rank; ++j) {
-    Vec right[V];
-    for (int i = 0; i < V; ++i) right[i] = load(b + j * task.width + i * kLanes, left - i * kLanes);
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < V; ++i) acc[r][i] = multiply_add(acc[r][i], splat(weights[r * l.width() + j]), right[i]);
-  }
-  for (int r = 0; r < R; ++r) {
-    T* out = y + l.rows[row + r] * l.out_features + task.y_column + column;
-    for (int i = 0; i < V; ++i) {
-      const int64_t n = left - i * kLanes;
-      const Vec sum = multiply_add(load(out + i * kLanes, n), acc[r][i], splat(task.scaling));
-      store(out + i * kLanes, sum, n);
+    Wide<T> right[V];
+    // the next columns of this row of B; it is the stride from row to row that hardware does not foresee
+    prefetch(b + j * task.width + column + V * kElements, V * kElements);
+    for (int i = 0; i < V; ++i) right[i] = load_wide(b + j * task.width + column + i * kElements, left - i * kElements);
+    for (int r = 0; r < R; ++r) {
+      const Vec weight = splat(v[r * v_stride + j]);
+      for (int i = 0; i < V; ++i)
+        for (int part = 0; part < kVecs; ++part)
+          acc[r][i].part[part] = multiply_add(acc[r][i].part[part], weight, right[i].part[part]);
     }
   }
+  for (int r = 0; r < R; ++r)
+    for (int i = 0; i < V; ++i) {
+      T* out = y[r] + column + i * kElements;
+      Wide<T> wide = load_wide(out, left - i * kElements);
+      for (int part = 0; part < kVecs; ++part)
+        wide.part[part] = multiply_add(wide.part[part], acc[r][i].part[part], splat(task.scaling));
+      store_wide(out, wide, left - i * kElements);
+    }
 }
 
 template <class T, int R>
 inline void expand_rows(const LoraLaunch& l, const LoraTask& task, const float* v, int64_t row, T* y) {
-  constexpr int kVecs = 4;
+  constexpr int kRegisters = 4 / Wide<T>::kVecs;
+  constexpr int64_t kStep = kRegisters * Wide<T>::kElements;
+  const T* b = static_cast<const T*>(task.matrix);
+  const float* ranks = v + row * l.width() + task.v_column;
+  T* outputs[R];
+  for (int r = 0; r < R; ++r) outputs[r] = y + l.rows[row + r] * l.out_features + task.y_column;
   int64_t column = task.begin;
-  for (; column + kVecs * kLanes <= task.end; column += kVecs * kLanes)
-    expand_block<T, R, kVecs>(l, task, v, row, column, kVecs * kLanes, y);
-  for (; column < task.end; column += kLanes) expand_block<T, R, 1>(l, task, v, row, column, task.end - column, y);
+  for (; column + kStep <= task.end; column += kStep)
+    expand_columns<T, R, kRegisters>(task, ranks, l.width(), b, outputs, column, kStep);
+  for (; column < task.end; column += Wide<T>::kElements)
+    expand_columns<T, R, 1>(task, ranks, l.width(), b, outputs, column, task.end - column);
 }
 
 template <class T>

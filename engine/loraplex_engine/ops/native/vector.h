@@ -91,16 +91,60 @@ inline void store(T* p, Vec v, int64_t n) {
 inline Vec round_to(Vec v, const float*) { return v; }
 inline Vec round_to(Vec v, const bf16*) { return cast<Vec>(round_to_bf16(v) << 16); }
 
-// `n` elements as raw units, zeros after them.
+template <class T>
+inline Units load_units(const T* p) {
+  Units u;
+  std::memcpy(&u, p, sizeof(u));
+  return u;
+}
+
+// The first `n` elements as raw units, zeros after them.
 template <class T>
 inline Units load_units(const T* p, int64_t n) {
   Units u = {};
-  if (n >= kLanes * kPerUnit<T>) {
-    std::memcpy(&u, p, sizeof(u));
-  } else {
-    std::memcpy(&u, p, n * sizeof(T));
-  }
+  std::memcpy(&u, p, n * sizeof(T));
   return u;
+}
+
+// Ask for `n` elements ahead of their use; never faults.
+template <class T>
+inline void prefetch(const T* p, int64_t n) {
+  for (int64_t i = 0; i < n; i += int64_t(64 / sizeof(T))) __builtin_prefetch(p + i, 0, 2);
+}
+
+// A register of T widened to float32: one vector for float32; for bfloat16 two, of the even and of the odd elements,
+// which costs one operation each where splitting into halves would cost two. Sums may stay in that order.
+template <class T>
+struct Wide {
+  static constexpr int kVecs = kPerUnit<T>;
+  static constexpr int64_t kElements = kLanes * kVecs;
+  Vec part[kVecs];
+};
+
+inline Wide<float> widen(Units u, const float*) { return {{cast<Vec>(u)}}; }
+inline Wide<bf16> widen(Units u, const bf16*) { return {{cast<Vec>(u << 16), cast<Vec>(u & 0xffff0000u)}}; }
+
+inline Units narrow(const Wide<float>& w) { return cast<Units>(w.part[0]); }
+inline Units narrow(const Wide<bf16>& w) { return round_to_bf16(w.part[0]) | (round_to_bf16(w.part[1]) << 16); }
+
+template <class T>
+inline Wide<T> load_wide(const T* p) {
+  return widen(load_units(p), p);
+}
+
+template <class T>
+inline Wide<T> load_wide(const T* p, int64_t n) {
+  return widen(n >= Wide<T>::kElements ? load_units(p) : load_units(p, n), p);
+}
+
+template <class T>
+inline void store_wide(T* p, const Wide<T>& w, int64_t n = Wide<T>::kElements) {
+  const Units u = narrow(w);
+  if (n >= Wide<T>::kElements) {
+    std::memcpy(p, &u, sizeof(u));
+  } else {
+    std::memcpy(p, &u, n * sizeof(T));
+  }
 }
 
 // acc + x * y, lane by lane; fused where the machine can.
@@ -132,22 +176,62 @@ inline Vec multiply_add(Vec acc, Units x, Units y, const bf16*) {
 #endif
 }
 
+// Lanes that differ in bit S of their number change places between a and b: after it, a holds the lanes of both whose bit
+// is clear, b those whose bit is set.
+template <int S, class V, int... L>
+inline void swap_lanes(V& a, V& b, std::integer_sequence<int, L...>) {
+  const V first = __builtin_shufflevector(a, b, ((L & S) ? kLanes + L - S : L)...);
+  const V second = __builtin_shufflevector(a, b, ((L & S) ? kLanes + L : L + S)...);
+  a = first;
+  b = second;
+}
+
+template <int S, class V>
+inline void swap_lanes(V& a, V& b) {
+  swap_lanes<S>(a, b, std::make_integer_sequence<int, kLanes>());
+}
+
+// Lane by lane, v of lanes whose number differs in bit S.
+template <int S, int... L>
+inline Vec partner(Vec v, std::integer_sequence<int, L...>) {
+  return __builtin_shufflevector(v, v, (L ^ S)...);
+}
+
+template <int S>
+inline Vec partner(Vec v) {
+  return partner<S>(v, std::make_integer_sequence<int, kLanes>());
+}
+
+// Always the same tree: lanes 8 apart, then 4, 2, 1.
 inline float sum(Vec v) {
-  float part[kLanes];
-  store(part, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] += part[i + width];
-  return part[0];
+  v = v + partner<8>(v);
+  v = v + partner<4>(v);
+  v = v + partner<2>(v);
+  return (v + partner<1>(v))[0];
+}
+
+// Four sums for little more than the price of one, each by the tree of `sum`.
+inline void sum4(Vec a, Vec b, Vec c, Vec d, float* sums) {
+  swap_lanes<8>(a, b);
+  swap_lanes<8>(c, d);
+  Vec ab = a + b, cd = c + d;
+  swap_lanes<4>(ab, cd);
+  Vec all = ab + cd;  // lanes 0-3 of a, 4-7 of c, 8-11 of b, 12-15 of d
+  all = all + partner<2>(all);
+  all = all + partner<1>(all);
+  sums[0] = all[0];
+  sums[1] = all[8];
+  sums[2] = all[4];
+  sums[3] = all[12];
 }
 
 inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
 inline float max(Vec v) {
-  float part[kLanes];
-  store(part, v);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) part[i] = std::max(part[i], part[i + width]);
-  return part[0];
+  v = max(v, partner<8>(v));
+  v = max(v, partner<4>(v));
+  v = max(v, partner<2>(v));
+  return max(v, partner<1>(v))[0];
 }
 
 // exp to 2 ulp in [-87, 88]; below it exactly 0, above it exp(88). NaN stays NaN. Polynomial of Cephes (Moshier).
@@ -169,18 +253,10 @@ inline Vec exp(Vec x) {
   return x < low ? Vec{} : result;
 }
 
-template <int S, int... L>
-inline void swap_lanes(Units& a, Units& b, std::integer_sequence<int, L...>) {
-  const Units first = __builtin_shufflevector(a, b, ((L & S) ? kLanes + L - S : L)...);
-  const Units second = __builtin_shufflevector(a, b, ((L & S) ? kLanes + L : L + S)...);
-  a = first;
-  b = second;
-}
-
 template <int S>
 inline void transpose_step(Units (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; ++i)
-    if (!(i & S)) swap_lanes<S>(rows[i], rows[i + S], std::make_integer_sequence<int, kLanes>());
+    if (!(i & S)) swap_lanes<S>(rows[i], rows[i + S]);
 }
 
 inline void transpose(Units (&rows)[kLanes]) {
