@@ -1,4 +1,4 @@
-"""The same request has the same tokens whichever way the engine takes: chunks, preemption, a cached prefix, one slot."""
+"""The same request has the same tokens whichever way the engine takes: chunks, preemption, a cached prefix."""
 
 from __future__ import annotations
 
