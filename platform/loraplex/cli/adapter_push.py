@@ -14,6 +14,9 @@ from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError
 from loraplex_registry.wire.adapter import VersionView
 
+_NEVER_NEWS = "parity"
+"""Warned of at every upload as long as no replica compares; `adapters show` has it."""
+
 
 def push(
     folder: Path,
@@ -85,7 +88,7 @@ def tell(version: VersionView) -> None:
     name = f"{version.tenant}/{version.adapter}@{version.version}"
     done(f"{name} is {version.state}, {version.digest[:SHORT_DIGEST]}")
     for check in version.report.checks:
-        if check.verdict == "warn":
+        if check.verdict == "warn" and check.name != _NEVER_NEWS:
             say(f"  warning, {check.name}: {check.message}")
     if version.promoted:
         say(f'  live. Try it: loraplex chat --model {version.tenant}/{version.adapter} "Hello!"')

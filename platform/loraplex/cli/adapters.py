@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, stdout
+from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, stdout, when
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import AdapterRef, parse_ref
 from loraplex.client.management import LIVE
@@ -43,7 +43,10 @@ def list_(tenant: str | None = None, /, *, as_json: AsJson = False) -> None:
     print_table(
         "Adapters",
         ("adapter", "default", "live", "versions", "base", "created"),
-        ((f"{a.tenant}/{a.name}", a.is_default, a.live, a.num_versions, a.base_model, a.created_at) for a in adapters),
+        (
+            (f"{a.tenant}/{a.name}", a.is_default, a.live, a.num_versions, a.base_model, when(a.created_at))
+            for a in adapters
+        ),
         empty="No adapters yet. Upload one: loraplex adapters push ./my-adapter --as team-x",
     )
 
@@ -108,7 +111,7 @@ def history(name: str, /, *, as_json: AsJson = False) -> None:
         print_json(changes)
         return
     rows = (
-        (change.revision, [target.version for target in change.targets], change.actor, change.created_at)
+        (change.revision, [target.version for target in change.targets], change.actor, when(change.created_at))
         for change in changes
     )
     print_table(
@@ -171,7 +174,7 @@ def _row(version: VersionView) -> tuple[object, ...]:
         version.rank,
         version.target_modules,
         f"{version.size_bytes / 1e6:.2f} MB",
-        version.created_at,
+        when(version.created_at),
     )
 
 

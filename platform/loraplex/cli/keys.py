@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from loraplex.cli.output import AsJson, done, print_json, print_table, say, stdout
+from loraplex.cli.output import AsJson, done, print_json, print_table, say, stdout, when
 from loraplex.cli.session import open_management
 
 app = App(
@@ -63,7 +63,10 @@ def list_(tenant: str, /, *, as_json: AsJson = False) -> None:
     print_table(
         f"Keys of {tenant}",
         ("id", "name", "owner", "role", "scopes", "created", "expires", "revoked"),
-        ((k.id, k.name, k.owner, k.role, k.scopes, k.created_at, k.expires_at, k.revoked_at) for k in keys),
+        (
+            (k.id, k.name, k.owner, k.role, k.scopes, when(k.created_at), when(k.expires_at), when(k.revoked_at))
+            for k in keys
+        ),
         empty=f"No keys. Create one: loraplex keys create {tenant} --name app",
     )
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
 
+_PIPE_WIDTH = 200
 _CONTROL = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 _CONTROL_BUT_LINES = {code: sign for code, sign in _CONTROL.items() if chr(code) not in "\n\t"}
 
@@ -25,7 +26,7 @@ _CONTROL_BUT_LINES = {code: sign for code, sign in _CONTROL.items() if chr(code)
 @cache
 def stdout() -> Console:
     """The console for data."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 
 
 @cache
@@ -50,10 +51,16 @@ def cell(value: Any) -> Text:
     return Text(str(value).translate(_CONTROL))
 
 
-def print_json(value: Any) -> None:
+def when(time: str | None) -> str | None:
+    """Return an RFC 3339 time to the minute, as tables show it."""
+    return time and time[:16].replace("T", " ")
+
+
+def print_json(value: Any, *, one_line: bool = False) -> None:
     """Print one JSON document."""
-    body = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    sys.stdout.write(body.decode() + "\n")
+    body = msgspec.json.encode(value)
+    sys.stdout.write((body if one_line else msgspec.json.format(body, indent=2)).decode() + "\n")
+    sys.stdout.flush()
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str) -> None:

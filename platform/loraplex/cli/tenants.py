@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
-from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table
+from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, when
 from loraplex.cli.session import open_management
 
 app = App(
@@ -46,7 +46,9 @@ def list_(*, as_json: AsJson = False) -> None:
     if as_json:
         print_json(tenants)
         return
-    rows = ((t.name, t.display_name, t.state, "all" if t.bases is None else t.bases, t.created_at) for t in tenants)
+    rows = (
+        (t.name, t.display_name, t.state, "all" if t.bases is None else t.bases, when(t.created_at)) for t in tenants
+    )
     print_table(
         "Tenants",
         ("name", "display name", "state", "bases", "created"),

@@ -81,7 +81,7 @@ def up(
             if demo:
                 from loraplex.demo.show import run_demo
 
-                await run_demo(platform, stdout(), stop_after=once)
+                await run_demo(platform, Display(stderr()), stdout(), stop_after=once)
             elif not as_json:
                 greet(platform)
 
@@ -112,14 +112,16 @@ def print_ready(platform: RunningPlatform) -> None:
             "base": platform.base.spec.name,
             "admin_key_file": str(platform.folder.admin_key),
             "data_dir": str(platform.folder.path),
-        }
+        },
+        one_line=True,
     )
 
 
 def greet(platform: RunningPlatform) -> None:
     """Print where it serves, the key at first start, and what to do next."""
-    stdout().print(f"Loraplex serves {platform.base.spec.name} at {platform.url}", soft_wrap=True)
+    base = platform.base.spec.name
+    stdout().print(f"Loraplex serves {base} at {platform.url}", soft_wrap=True)
     if platform.is_new_key:
         stdout().print(f"Admin key (also in {platform.folder.admin_key}): {platform.admin_key}", soft_wrap=True)
-    say('Next, in another terminal: loraplex tenants create team-x; loraplex chat --model smollm2-135m "Hello!"')
+    say(f'Next, in another terminal: loraplex tenants create team-x; loraplex chat --model {base} "Hello!"')
     say("Ctrl-C stops it.")

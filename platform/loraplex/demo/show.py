@@ -12,38 +12,43 @@ from rich.text import Text
 
 from loraplex.cli.output import clean
 from loraplex.client.connection import Connection
-from loraplex.client.inference import Answer
+from loraplex.client.inference import DIGEST_DIGITS, Answer
 from loraplex.client.management import Management
 from loraplex.demo.batch import BatchProof, compare
 from loraplex.demo.next_step import build_hints
 from loraplex.demo.question import Asker, ask_all
 from loraplex.demo.team import STYLES, create_team
+from loraplex.supervisor.display import Display
 from loraplex.supervisor.platform import RunningPlatform
 
 QUESTION = "What is a library?"
 _MAX_TOKENS = 60
 _WIDTH = 112
+_SHORT_DIGEST = len("sha256:") + DIGEST_DIGITS
 
 
-async def run_demo(platform: RunningPlatform, console: Console, *, stop_after: bool) -> None:
+async def run_demo(platform: RunningPlatform, display: Display, console: Console, *, stop_after: bool) -> None:
     """Show four models answering one question in one batch; then stop the platform if `stop_after`."""
-    await asyncio.to_thread(show, platform, console, keeps_serving=not stop_after)
+    await asyncio.to_thread(show, platform, display, console, keeps_serving=not stop_after)
     if stop_after:
         platform.stop.set()
 
 
-def show(platform: RunningPlatform, console: Console, *, keeps_serving: bool) -> None:
+def show(platform: RunningPlatform, display: Display, console: Console, *, keeps_serving: bool) -> None:
     """Set up three teams, ask all models at once, print what they said and what proves that it was one batch."""
     base = platform.base.spec.name
-    with Connection(platform.location) as connection:
+    with display.stage("Teams") as stage, Connection(platform.location) as connection:
         client = Management(connection)
         teams = [create_team(client, style) for style in STYLES]
+        stage.result = ", ".join(f"{team.name} {team.version.digest[:_SHORT_DIGEST]}" for team in teams)
     askers = [Asker(base, platform.admin_key), *(Asker(team.name, team.key) for team in teams)]
-    ask_all(platform.url, askers, "Hello!", 1)
+    with display.stage("Adapters loaded by their first use"):
+        ask_all(platform.url, askers, "Hello!", 1)
     before = platform.fetch_engine_metrics()
-    started_at = time.perf_counter()
-    answers = ask_all(platform.url, askers, QUESTION, _MAX_TOKENS)
-    seconds = time.perf_counter() - started_at
+    with display.stage("Four answers at once"):
+        started_at = time.perf_counter()
+        answers = ask_all(platform.url, askers, QUESTION, _MAX_TOKENS)
+        seconds = time.perf_counter() - started_at
     proof = compare(before, platform.fetch_engine_metrics())
     print_answers(console, askers, answers)
     print_proof(console, proof, answers, seconds)

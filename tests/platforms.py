@@ -1,0 +1,117 @@
+"""A whole platform for tests: `loraplex up` as a child process on free ports, in a data folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+from openai import OpenAI
+
+from loraplex.client.connection import Connection
+from loraplex.client.location import Location
+from loraplex.client.management import Management
+from loraplex.client.upload import list_files
+from loraplex_registry.wire.identity import Identity, TokenSigner
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples" / "adapters"
+_STOP_S = 60
+
+
+@dataclass
+class LivePlatform:
+    """A platform that serves; `process` is its supervisor."""
+
+    url: str
+    data_dir: Path
+    process: subprocess.Popen[bytes]
+    admin_key: str = field(repr=False)
+
+    def openai(self, key: str | None = None) -> OpenAI:
+        """The official client with a key, the administrator's by default; it never tries again by itself."""
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, max_retries=0, timeout=300)
+
+    @contextmanager
+    def management(self, key: str | None = None) -> Iterator[Management]:
+        """Our own client."""
+        with Connection(Location(self.url, key or self.admin_key)) as connection:
+            yield Management(connection)
+
+    def cli(self, *arguments: str, key: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a `loraplex` command against it and return what came out."""
+        env = os.environ | {"LORAPLEX_URL": self.url, "LORAPLEX_API_KEY": key or self.admin_key}
+        argv = [sys.executable, "-m", "loraplex", *arguments]
+        return subprocess.run(
+            argv, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300, stdin=subprocess.DEVNULL
+        )
+
+    def engine_metrics(self) -> dict[str, float]:
+        """The engine's metrics without labels, and with labels under the whole sample name."""
+        signer = TokenSigner((self.data_dir / "signing.pem").read_bytes())
+        identity = Identity(
+            role="admin_readonly",
+            tenant_id=None,
+            tenant=None,
+            scopes=(),
+            key_id="test",
+            actor="test",
+            request_id="req_test",
+        )
+        headers = {"authorization": f"Bearer {signer.sign(identity, 'engine')}"}
+        with self.management() as client:
+            (engine,) = client.list_fleet()
+        text = httpx.get(f"{engine.url}/metrics", headers=headers).raise_for_status().text
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+
+@contextmanager
+def running_platform(data_dir: Path, *flags: str) -> Iterator[LivePlatform]:
+    """Start a platform and yield it when it serves; at the end it must stop by itself, with exit code 0."""
+    argv = [sys.executable, "-m", "loraplex", "up", "--json", "--port", "0", "--data-dir", str(data_dir), *flags]
+    log = (data_dir.parent / f"{data_dir.name}.log").open("wb")
+    with log, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line, f"the platform did not start:\n{Path(log.name).read_text()}"
+            ready = json.loads(line)
+            key = Path(ready["admin_key_file"]).read_text().strip()
+            yield LivePlatform(ready["url"], data_dir, process, key)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        assert process.returncode == 0, Path(log.name).read_text()
+
+
+@dataclass(frozen=True)
+class Team:
+    """A tenant with one adapter; `key` may call it and upload to it."""
+
+    name: str
+    digest: str
+    key: str = field(repr=False)
+
+
+def create_team(platform: LivePlatform, name: str, style: str) -> Team:
+    """A tenant, a key and a first version of an example adapter, made as an administrator makes them."""
+    scopes = ["infer", "adapters:read", "adapters:write", "usage:read"]
+    with platform.management() as client:
+        client.create_tenant(name)
+        key = client.create_key(name, "e2e", scopes=scopes).key
+    assert key
+    with platform.management(key) as client:
+        version = client.push(name, "default", list_files(EXAMPLES / style), lambda _: None)
+    assert (version.state, version.promoted) == ("ready", True)
+    return Team(name, version.digest, key)
