@@ -64,10 +64,15 @@ class World:
     store: Path
 
     def caller(self, tenant: str | None = "team-a", role: str = "tenant", scopes: tuple[str, ...] = ()) -> Caller:
+        """Calls as that identity."""
+        token = self.signer.sign(self.identity(tenant, role, scopes), "registry")
+        return Caller(self.http, {"Authorization": f"Bearer {token}"})
+
+    def identity(self, tenant: str | None = "team-a", role: str = "tenant", scopes: tuple[str, ...] = ()) -> Identity:
         """Someone of `tenant` with `scopes`, or a platform key that looks at that tenant."""
         tenant_id = f"id-{tenant}" if tenant else None
         is_own = role == "tenant"
-        identity = Identity(
+        return Identity(
             role=role,
             tenant_id=tenant_id if is_own else None,
             tenant=tenant if is_own else None,
@@ -78,7 +83,6 @@ class World:
             target_tenant_id=tenant_id,
             target_tenant=tenant,
         )
-        return Caller(self.http, {"Authorization": f"Bearer {self.signer.sign(identity, 'registry')}"})
 
     def objects(self) -> list[str]:
         """Every file in the store."""

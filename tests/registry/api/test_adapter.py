@@ -1,0 +1,116 @@
+"""Adapters and versions over HTTP: who may see them, lists, retire and restore, default, deletion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from registry_world import World
+
+T = "/api/v1/tenants/team-a/adapters"
+A = f"{T}/style"
+
+
+async def test_nobody_without_a_token_and_nobody_elses(world: World, make_adapter: Any) -> None:
+    team = world.caller()
+    await team.upload(A, make_adapter(1))
+    bare = await world.http.get(A)
+    assert (bare.status_code, bare.json()["error"]["code"]) == (401, "invalid_api_key")
+    forged = await world.http.get(A, headers={"Authorization": "Bearer x.y.z"})
+    assert forged.status_code == 401
+    for path in (
+        T,
+        A,
+        f"{A}/versions",
+        f"{A}/versions/1",
+        f"{A}/versions/1/report",
+        f"{A}/aliases",
+        f"{A}/aliases/live",
+    ):
+        other = await world.caller("team-b")("GET", path)
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "not_found"), path
+        assert (await world.caller("team-a", role="admin_readonly")("GET", path)).status_code == 200, path
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PATCH", A),
+        ("DELETE", A),
+        ("POST", f"{A}/versions"),
+        ("DELETE", f"{A}/versions/1"),
+        ("POST", f"{A}/versions/1/restore"),
+        ("PUT", f"{A}/aliases/live"),
+        ("DELETE", f"{A}/aliases/live"),
+        ("POST", f"{A}/aliases/live/rollback"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_writing_needs_the_scope(world: World, method: str, path: str) -> None:
+    for caller in (world.caller(scopes=("adapters:read",)), world.caller("team-a", role="admin_readonly")):
+        answer = await caller(method, path)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+
+
+async def test_retire_and_restore(world: World, make_adapter: Any) -> None:
+    team = world.caller()
+    await team.upload(A, make_adapter(1))
+    second = make_adapter(2)
+    await team.upload(A, second)
+    live = await team("DELETE", f"{A}/versions/1")
+    assert (live.status_code, live.json()["error"]["code"]) == (409, "conflict")
+    for _ in range(2):
+        retired = await team("DELETE", f"{A}/versions/2")
+        assert (retired.status_code, retired.json()["state"]) == (200, "retired")
+    same = await team.upload(A, second, params={"promote": "always"})
+    assert (same.status_code, same.json()["state"], same.json()["promoted"]) == (200, "retired", False)
+    restored = await team("POST", f"{A}/versions/2/restore")
+    assert (restored.status_code, restored.json()["state"]) == (200, "ready")
+    assert (await team("POST", f"{A}/versions/2/restore")).status_code == 409
+    for path in (f"{A}/versions/3", f"{A}/versions/0", f"{A}/versions/99999999999", f"{T}/other/versions/1"):
+        assert (await team("DELETE", path)).status_code == 404
+
+
+async def test_lists_are_paged_newest_first(world: World, make_adapter: Any) -> None:
+    team, folder = world.caller(), make_adapter(1)
+    for name in ("one", "two", "three"):
+        await team.upload(f"{T}/{name}", folder)
+    first = (await team("GET", T, params={"limit": 2})).json()
+    assert [adapter["name"] for adapter in first["data"]] == ["three", "two"]
+    second = (await team("GET", T, params={"limit": 2, "cursor": first["next_cursor"]})).json()
+    assert ([adapter["name"] for adapter in second["data"]], second["next_cursor"]) == (["one"], None)
+    for query in ({"limit": "0"}, {"limit": "201"}, {"limit": "x"}, {"cursor": "?"}):
+        answer = await team("GET", T, params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
+    assert (await team("GET", T, params={"page": "2"})).json()["error"]["code"] == "unknown_parameter"
+
+
+async def test_first_live_adapter_is_the_default_until_told_otherwise(world: World, make_adapter: Any) -> None:
+    team = world.caller()
+    await team.upload(f"{T}/one", make_adapter(1), params={"promote": "never"})
+    await team.upload(f"{T}/two", make_adapter(2))
+    await team.upload(f"{T}/three", make_adapter(3))
+    assert {a["name"]: a["is_default"] for a in (await team("GET", T)).json()["data"]} == {
+        "one": False,
+        "two": True,
+        "three": False,
+    }
+    assert (await team("PATCH", f"{T}/three", json={"is_default": False})).status_code == 400
+    assert (await team("PATCH", f"{T}/three", json={"base_model": "x"})).json()["error"]["code"] == "unknown_parameter"
+    assert (await team("PATCH", f"{T}/three", json={"is_default": True})).json()["is_default"] is True
+    assert (await team("GET", f"{T}/two")).json()["is_default"] is False
+    assert (await team("DELETE", f"{T}/three")).status_code == 204
+    assert not any(a["is_default"] for a in (await team("GET", T)).json()["data"])
+
+
+async def test_unknown_routes_and_methods_have_the_error_shape(world: World) -> None:
+    team = world.caller()
+    for method, path, status in (
+        ("GET", "/api/v1/nothing", 404),
+        ("PUT", A, 405),
+        ("POST", f"{A}/versions/1/warm", 404),
+    ):
+        answer = await team(method, path)
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

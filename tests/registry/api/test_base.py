@@ -1,0 +1,85 @@
+"""Bases over HTTP: registered once by fingerprint, further names learnt, admins only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from registry_world import World, build_tiny_spec
+
+BASES = "/api/v1/bases"
+
+
+def _body(**changes: Any) -> dict[str, Any]:
+    return msgspec.to_builtins(build_tiny_spec(**changes))
+
+
+async def test_register_is_idempotent_and_learns_names(empty_world: World) -> None:
+    admin = empty_world.caller(None, role="admin")
+    first = await admin("POST", BASES, json=_body(accepted_names=("org/Tiny",)))
+    again = await admin("POST", BASES, json=_body(accepted_names=("org/Tiny",)))
+    other = await admin("POST", BASES, json=_body(name="tiny-copy"))
+    assert [answer.status_code for answer in (first, again, other)] == [201, 200, 200]
+    assert again.json() == first.json()
+    assert (other.json()["name"], other.json()["accepted_names"]) == ("tiny-llama", ["org/Tiny", "tiny-copy"])
+    assert [base["name"] for base in (await admin("GET", BASES)).json()["data"]] == ["tiny-llama"]
+
+
+async def test_modules_may_be_bare_shapes(empty_world: World) -> None:
+    admin = empty_world.caller(None, role="admin")
+    body = _body() | {"modules": {"model.layers.0.self_attn.q_proj": [120, 72]}}
+    shown = (await admin("POST", BASES, json=body)).json()
+    assert shown["modules"]["model.layers.0.self_attn.q_proj"]["out_features"] == 120
+
+
+async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_adapter: Any) -> None:
+    admin = world.caller(None, role="admin")
+    await world.caller("team-a").upload("/api/v1/tenants/team-a/adapters/style", make_adapter(1))
+    for name in ("tiny-llama", "team-a"):
+        answer = await admin("POST", BASES, json=_body(name=name, fingerprint="other"))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "name_reserved")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"name": "Tiny"}, "name"),
+        ({"fingerprint": ""}, "fingerprint"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"modules": {}}, "modules"),
+        ({"modules": {"a": [0, 1]}}, "modules"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_bad_field_is_named(empty_world: World, change: dict[str, Any], param: str) -> None:
+    answer = await empty_world.caller(None, role="admin")("POST", BASES, json=_body() | change)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_only_admins(world: World) -> None:
+    assert (await world.caller("team-a")("GET", BASES)).status_code == 403
+    reader = world.caller(None, role="admin_readonly")
+    assert (await reader("GET", BASES)).status_code == 200
+    assert (await reader("POST", BASES, json=_body())).status_code == 403
+
+
+async def test_config_chooses_among_several_bases(world: World, make_adapter: Any) -> None:
+    admin, team = world.caller(None, role="admin"), world.caller()
+    await admin("POST", BASES, json=_body(name="bigger", fingerprint="b", accepted_names=("org/Bigger", "shared")))
+    await admin("POST", BASES, json=_body(name="other", fingerprint="o", accepted_names=("shared",)))
+    path = "/api/v1/tenants/team-a/adapters/"
+    chosen = await team.upload(f"{path}a", make_adapter(1, base_model_name_or_path="org/Bigger"))
+    assert (chosen.status_code, chosen.json()["base_model"]) == (201, "bigger")
+    for seed, name in ((2, "unknown"), (3, "shared")):
+        refused = await team.upload(f"{path}b", make_adapter(seed, base_model_name_or_path=name))
+        assert refused.status_code == 422
+        assert refused.json()["report"]["checks"][0]["name"] == "base_mismatch"
+    moved = await team.upload(f"{path}a", make_adapter(4))
+    assert moved.status_code == 422
+    forced = await world.caller("team-a", role="admin").upload(
+        f"{path}a", make_adapter(5), params={"base": "tiny-llama"}
+    )
+    assert forced.status_code == 409

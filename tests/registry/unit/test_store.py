@@ -1,0 +1,158 @@
+"""Object stores: the folder and its twin in memory keep the same promises."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from loraplex_registry.errors import ArtifactMissingError, SettingError
+from loraplex_registry.storage.folder import FolderStore
+from loraplex_registry.storage.memory import MemoryStore
+from loraplex_registry.storage.store import ObjectStore, create_store
+from loraplex_registry.wire.adapter import Manifest, ManifestFile
+from loraplex_registry.wire.digest import artifact_path
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.fixture(params=["folder", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    if request.param == "folder":
+        yield FolderStore(tmp_path / "objects")
+        return
+    memory = MemoryStore()
+    yield memory
+    memory.close()
+
+
+def stage(store: ObjectStore, digest: str = DIGEST, **contents: bytes) -> tuple[Manifest, dict[str, Path]]:
+    folder = store.create_staging()
+    files = {}
+    for name, content in contents.items():
+        files[name] = folder / name
+        files[name].write_bytes(content)
+    described = tuple(
+        ManifestFile(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()
+    )
+    return Manifest(digest=digest, base_fingerprint="f", files=described, config={"r": 8}), files
+
+
+def test_what_is_put_can_be_opened(store: ObjectStore) -> None:
+    manifest, files = stage(store, config=b"{}", weights=b"\0" * 100)
+    assert store.find_manifest(DIGEST) is None
+    assert store.put(manifest, files) == {"config": "files/config", "weights": "files/weights"}
+    assert store.find_manifest(DIGEST) == manifest
+    with store.open(DIGEST, "files/weights") as opened:
+        assert opened.read() == b"\0" * 100
+    assert [digest for digest, _ in store.list_artifacts()] == [DIGEST]
+    age_s = store.find_age_s(DIGEST)
+    assert age_s is not None
+    assert age_s < 60
+    assert all(path.exists() for path in files.values())
+
+
+def test_first_files_stay_and_different_ones_are_kept_beside(store: ObjectStore) -> None:
+    store.put(*stage(store, readme=b"first", weights=b"same"))
+    places = store.put(*stage(store, readme=b"second", weights=b"same", extra=b"more"))
+    assert places["weights"] == "files/weights"
+    with store.open(DIGEST, places["readme"]) as second, store.open(DIGEST, "files/readme") as first:
+        assert (first.read(), second.read()) == (b"first", b"second")
+    with store.open(DIGEST, places["extra"]) as extra:
+        assert extra.read() == b"more"
+    assert [file.name for file in store.find_manifest(DIGEST).files] == ["readme", "weights"]  # type: ignore[union-attr]
+
+
+def test_missing_things_are_errors_and_deletion_is_idempotent(store: ObjectStore) -> None:
+    with pytest.raises(ArtifactMissingError):
+        store.open(DIGEST, "files/config")
+    store.put(*stage(store, config=b"{}"))
+    with pytest.raises(ArtifactMissingError):
+        store.open(DIGEST, "files/other")
+    for _ in range(2):
+        store.delete(DIGEST)
+    assert store.find_manifest(DIGEST) is None
+    assert store.find_age_s(DIGEST) is None
+    assert list(store.list_artifacts()) == []
+
+
+def test_an_open_file_outlives_its_deletion(store: ObjectStore) -> None:
+    store.put(*stage(store, config=b"{}"))
+    with store.open(DIGEST, "files/config") as opened:
+        store.delete(DIGEST)
+        assert opened.read() == b"{}"
+
+
+def test_old_staging_is_swept(store: ObjectStore) -> None:
+    old, young = store.create_staging(), store.create_staging()
+    (old / "part").write_bytes(b"x")
+    os.utime(old, (0, 0))
+    assert store.sweep_staging(60) == 1
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_concurrent_puts_of_one_digest_leave_one_whole_artifact(store: ObjectStore) -> None:
+    staged = [stage(store, readme=f"{number}".encode(), weights=b"w" * 1000) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        places = list(pool.map(lambda args: store.put(*args), staged))
+    for number, place in enumerate(places):
+        with store.open(DIGEST, place["readme"]) as opened:
+            assert opened.read() == f"{number}".encode()
+    assert store.find_manifest(DIGEST) is not None
+
+
+def test_folder_is_private_and_leaves_no_temporary_names(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "objects")
+    store.put(*stage(store, config=b"{}"))
+    store.put(*stage(store, config=b"{ }"))
+    made = [path for path in store.root.rglob("*") if "staging" not in path.parts and path.parent.name != "files"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {0o700}
+    # Staged files are private before they come here; links keep their mode.
+    assert stat.S_IMODE((store.root / artifact_path(DIGEST) / "manifest.json").stat().st_mode) == 0o600
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_damaged_artifact_is_no_artifact_and_is_replaced(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "objects")
+    store.put(*stage(store, config=b"{}", weights=b"1234"))
+    folder = store.root / artifact_path(DIGEST)
+    for damage in (
+        lambda: (folder / "manifest.json").write_bytes(b"{"),
+        (folder / "manifest.json").unlink,
+        lambda: (folder / "files" / "weights").write_bytes(b"123"),
+    ):
+        damage()
+        assert store.find_manifest(DIGEST) is None
+        store.put(*stage(store, config=b"{}", weights=b"1234"))
+        assert store.find_manifest(DIGEST) is not None
+
+
+def test_interrupted_put_is_no_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FolderStore(tmp_path / "objects")
+    manifest, files = stage(store, config=b"{}")
+
+    def die(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", die)
+        with pytest.raises(KeyboardInterrupt):
+            store.put(manifest, files)
+    assert store.find_manifest(DIGEST) is None
+    assert store.put(manifest, files) == {"config": "files/config"}
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "file://host/x", "file:///", "/tmp/x", "http://x/y"])
+def test_other_urls_are_refused_by_name(url: str) -> None:
+    with pytest.raises(SettingError, match="LORAPLEX_OBJECT_STORE_URL"):
+        create_store(url)
+
+
+def test_url_of_a_folder_with_a_space(tmp_path: Path) -> None:
+    create_store(f"file://{tmp_path}/my%20objects")
+    assert (tmp_path / "my objects" / "sha256").is_dir()
