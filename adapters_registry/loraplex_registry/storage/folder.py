@@ -102,7 +102,7 @@ class FolderStore:
             folder
             for parent in ("staging", "tmp")
             for folder in (self.root / parent).iterdir()
-            if time.time() - folder.stat().st_mtime > min_age_s
+            if idle_s(folder) > min_age_s
         ]
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)
@@ -167,6 +167,15 @@ class FolderStore:
             return
         _fsync_folder(folder.parent)
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def idle_s(path: Path) -> float:
+    """Return the seconds since anything at `path` was last written: a slow upload keeps its staging young."""
+    try:
+        inside = list(path.iterdir()) if path.is_dir() else []
+        return time.time() - max(each.stat().st_mtime for each in (path, *inside))
+    except FileNotFoundError:
+        return 0.0
 
 
 def _copy(source: Path, target: Path) -> None:

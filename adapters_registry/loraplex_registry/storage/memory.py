@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from loraplex_registry.errors import ArtifactMissingError
+from loraplex_registry.storage.folder import idle_s
 from loraplex_registry.wire.adapter import Manifest, ManifestFile
 
 
@@ -74,7 +75,7 @@ class MemoryStore:
     def sweep_staging(self, min_age_s: float) -> int:
         """Remove what uploads left."""
         folders = Path(self._staging.name).iterdir()
-        old = [folder for folder in folders if time.time() - folder.stat().st_mtime > min_age_s]
+        old = [folder for folder in folders if idle_s(folder) > min_age_s]
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)
         return len(old)

@@ -56,7 +56,7 @@ class ObjectStore(Protocol):
         """Create an empty private folder on the store's file system; the caller removes it."""
 
     def sweep_staging(self, min_age_s: float) -> int:
-        """Remove staging and half-made artifacts older than `min_age_s`, and return how many."""
+        """Remove staging and half-made artifacts not written to for `min_age_s`, and return how many."""
 
 
 def create_store(url: str) -> ObjectStore:

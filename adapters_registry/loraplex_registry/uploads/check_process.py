@@ -7,6 +7,7 @@ files here, never the event loop and never a secret.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 from pathlib import Path
@@ -58,8 +59,11 @@ def _limit_resources() -> None:
 def main() -> None:
     """Judge the job on standard input."""
     _limit_resources()
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckJob)
-    sys.stdout.buffer.write(msgspec.json.encode(judge(job)))
+    # Whatever else is printed goes to the log, never into the verdict.
+    with os.fdopen(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)
+        job = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckJob)
+        answer.write(msgspec.json.encode(judge(job)))
 
 
 if __name__ == "__main__":

@@ -88,10 +88,12 @@ def test_an_open_file_outlives_its_deletion(store: ObjectStore) -> None:
         assert opened.read() == b"{}"
 
 
-def test_old_staging_is_swept(store: ObjectStore) -> None:
+def test_staging_is_swept_once_nothing_was_written_for_long(store: ObjectStore) -> None:
     old, young = store.create_staging(), store.create_staging()
-    (old / "part").write_bytes(b"x")
-    os.utime(old, (0, 0))
+    for folder in (old, young):
+        (folder / "part").write_bytes(b"x")
+        os.utime(folder, (0, 0))
+    os.utime(old / "part", (0, 0))
     assert store.sweep_staging(60) == 1
     assert (old.exists(), young.exists()) == (False, True)
 
