@@ -1,0 +1,64 @@
+"""The native ops refuse what would make them read or write outside their tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from loraplex_engine.ops.lora.segment import Segments, build_segments
+
+F32 = torch.float32
+
+
+@pytest.fixture
+def batch(history, paged):
+    return paged([(history(40, 4, 2, 8, F32), 38, 40), (history(7, 4, 2, 8, F32), 0, 7)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("context_len", torch.tensor([40, 90], dtype=torch.int32), "needs 6 blocks"),
+        ("context_len", torch.tensor([1, 7], dtype=torch.int32), "more rows than context"),
+        ("query_start", torch.tensor([0, 2, 8], dtype=torch.int32), "cover all rows"),
+        ("block_tables", torch.full((2, 6), 999, dtype=torch.int32), "names block 999"),
+        ("block_tables", torch.full((2, 6), -1, dtype=torch.int32), "names block -1"),
+        ("q", torch.zeros(9, 32, dtype=torch.bfloat16), "k_cache must be"),
+        ("q", torch.zeros(9, 30), "q has 30 columns"),
+        ("q", torch.zeros(32, 9).T, "contiguous"),
+    ],
+)
+def test_attention_refuses_what_lies_outside(native, batch, field, value, message):
+    broken = dataclasses.replace(batch, **{field: value})
+    with pytest.raises(RuntimeError, match=message):
+        native(F32).paged_attention(*broken.arguments(), 1.0, None)
+
+
+@pytest.mark.parametrize(("positions", "cells"), [([9], [0]), ([-1], [0]), ([0], [8]), ([0], [-1])])
+def test_rope_refuses_positions_and_cells_outside(native, positions, cells):
+    caches = [torch.zeros(4, 2, 1, 4) for _ in range(2)]
+    with pytest.raises(RuntimeError, match="is outside"):
+        native(F32).rope_and_store(
+            torch.zeros(1, 16), torch.tensor(positions), torch.zeros(9, 4), *caches, torch.tensor(cells), 2, 1
+        )
+    assert not caches[0].any()
+
+
+def test_lora_refuses_rows_and_widths_outside(native, adapter, lora_table):
+    table = lora_table(2, F32)
+    adapter({"q_proj": 4}, F32).put(table, 0)
+    x, y = torch.zeros(3, 37), torch.zeros(3, 86)
+    add, good = native(F32).lora_add, build_segments([0, 0, -1])
+    with pytest.raises(RuntimeError, match="x has 36 columns"):
+        add(x[:, :36].contiguous(), y, table, 0, "qkv", good)
+    with pytest.raises(RuntimeError, match="y has 85 columns"):
+        add(x, y[:, :85].contiguous(), table, 0, "qkv", good)
+    with pytest.raises(RuntimeError, match="no such place"):
+        add(x, y, table, 1, "qkv", good)
+    with pytest.raises(IndexError, match="slot 1 is empty"):
+        add(x, y, table, 0, "qkv", build_segments([1, 0, 0]))
+    outside = Segments(torch.tensor([0, 3], dtype=torch.int32), good.starts, good.slots)
+    with pytest.raises(RuntimeError, match=r"token_indices\[1\] = 3"):
+        add(x, y, table, 0, "qkv", outside)
