@@ -28,6 +28,7 @@ from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.wire.digest import artifact_path
 
 _ids = itertools.count()
+_SMALL = {"dtype": "float32", "kv_cache_memory_bytes": 128 << 20}
 QV = ["q_proj", "v_proj"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SEVEN = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
@@ -84,7 +85,7 @@ class EngineWorld:
     """An engine on one base with a folder of adapters."""
 
     def __init__(self, base: Path, cache: Path, **settings: Any) -> None:
-        config = EngineConfig(base=str(base), cache_dir=str(cache), **{"dtype": "float32", **settings})
+        config = EngineConfig(base=str(base), cache_dir=str(cache), **{**_SMALL, **settings})
         loaders: list[FolderLoader] = []
 
         def build_loader(spec: BaseSpec, dtype: str) -> FolderLoader:
