@@ -74,8 +74,8 @@ class LivePlatform:
 
 
 @contextmanager
-def running_platform(data_dir: Path, *flags: str) -> Iterator[LivePlatform]:
-    """Start a platform and yield it when it serves; at the end it must stop by itself, with exit code 0."""
+def running_platform(data_dir: Path, *flags: str, exit_code: int = 0) -> Iterator[LivePlatform]:
+    """Start a platform and yield it when it serves; at the end it must stop by itself, with `exit_code`."""
     argv = [sys.executable, "-m", "loraplex", "up", "--json", "--port", "0", "--data-dir", str(data_dir), *flags]
     log = (data_dir.parent / f"{data_dir.name}.log").open("wb")
     with log, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, stdin=subprocess.DEVNULL) as process:
@@ -92,7 +92,7 @@ def running_platform(data_dir: Path, *flags: str) -> Iterator[LivePlatform]:
                 process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-        assert process.returncode == 0, Path(log.name).read_text()
+        assert process.returncode == exit_code, Path(log.name).read_text()
 
 
 @dataclass(frozen=True)

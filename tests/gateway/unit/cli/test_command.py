@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loraplex.cli.adapter_check import choose_base
+from loraplex.cli.app import main
+from loraplex.cli.engine_flag import EngineFlags
+from loraplex.cli.output import clean
+from loraplex.client.errors import ClientError
+from loraplex.demo.batch import BatchProof, compare
+from loraplex.demo.next_step import build_hints
+from loraplex.demo.question import Asker
+from loraplex.demo.team import STYLES, examples_folder
+from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
+
+ROOT = Path(__file__).resolve().parents[4]
+COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; tenants create; tenants list; tenants show;
+tenants update; tenants delete; keys create; keys list; keys revoke; adapters push; adapters list; adapters show;
+adapters promote; adapters rollback; adapters history; adapters retire; adapters restore; adapters delete;
+adapters pull; adapters check; chat; usage; status"""
+PRINTS_DATA = """up; db upgrade; db current; base pull; tenants create; tenants list; tenants show; tenants update;
+keys create; keys list; adapters push; adapters list; adapters show; adapters promote; adapters rollback;
+adapters history; adapters restore; adapters check; chat; usage; status"""
+
+
+def words(text: str) -> list[str]:
+    return [part.strip() for part in text.replace("\n", " ").split(";")]
+
+
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([*command.split(), "--help"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", words(COMMANDS))
+def test_command_explains_itself_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(command, capsys)
+    assert f"Usage: loraplex {command}" in text
+    assert "Example" in text
+
+
+@pytest.mark.parametrize("command", words(COMMANDS))
+def test_command_is_documented_with_its_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert f"`loraplex {command}" in page
+    flags = set(re.findall(r"(?<![-\w])--[a-z][a-z-]+(?= |$)", help_of(command, capsys), re.MULTILINE))
+    assert {flag for flag in flags if flag not in page} == set()
+
+
+@pytest.mark.parametrize("command", words(PRINTS_DATA))
+def test_command_that_prints_data_prints_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--json" in help_of(command, capsys)
+
+
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["tenants", "create"], ["up", "--port", "x"]])
+def test_wrong_call_is_exit_code_2(arguments: list[str]) -> None:
+    assert main(arguments) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["tenants", "list"], "LORAPLEX_API_KEY"),
+        (["adapters", "promote", "team-x"], "team-x/default@3"),
+        (["adapters", "push", "/no/such/folder", "--as", "team-x"], "not a folder"),
+        (["adapters", "push", ".", "--as", "Team X"], "TENANT"),
+        (["up", "--once"], "--demo"),
+        (["up", "--host", "0.0.0.0"], "--insecure-behind-proxy"),
+    ],
+)
+def test_failure_says_what_to_do(
+    arguments: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path))
+    assert main(arguments) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "error:" in shown
+    assert reason in shown
+
+
+def test_misspelt_setting_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LORAPLEX_APIKEY", "x")
+    assert main(["status"]) == 1
+    assert "LORAPLEX_API_KEY" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_slow(run_python: Callable[[str], str]) -> None:
+    program = (
+        "import sys; from loraplex.cli.app import main; main(['--help']);"
+        "print([name for name in ('httpx', 'sqlalchemy', 'litestar', 'cryptography', 'numpy') if name in sys.modules])"
+    )
+    assert run_python(program).splitlines()[-1] == "[]"
+
+
+def test_db_commands_move_a_database_and_tell_its_revision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    assert main(["db", "current", "--url", url, "--json"]) == 3
+    before = json.loads(capsys.readouterr().out)
+    assert (before["current"], before["is_current"]) == (None, False)
+    assert main(["db", "upgrade", "--url", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"before": None, "after": before["head"], "copy": None}
+    assert main(["db", "current", "--url", url, "--json"]) == 0
+
+
+def test_engine_flags_go_on_as_the_engine_takes_them() -> None:
+    assert EngineFlags().to_argv() == ()
+    flags = EngineFlags(max_loras=4, dtype="float32", enable_prefix_caching=False, enforce_eager=True)
+    assert flags.to_argv() == (
+        "--dtype",
+        "float32",
+        "--no-enable-prefix-caching",
+        "--max-loras",
+        "4",
+        "--enforce-eager",
+    )
+
+
+def test_text_of_others_cannot_steer_the_terminal() -> None:
+    assert clean("a\x1b[2Jb\rc\nd\te\x9b") == "a\ufffd[2Jb\ufffdc\nd\te\ufffd"
+
+
+def smollm2() -> BaseSpec:
+    modules = {
+        f"model.layers.{layer}.self_attn.{name}": ModuleSpec(features, 576)
+        for layer in range(30)
+        for name, features in (("q_proj", 576), ("k_proj", 192), ("v_proj", 192), ("o_proj", 576))
+    }
+    names = ("HuggingFaceTB/SmolLM2-135M-Instruct",)
+    return BaseSpec(
+        name="smollm2-135m",
+        accepted_names=names,
+        fingerprint="f",
+        weights_digest="w",
+        vocab_size=49152,
+        modules=modules,
+    )
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_example_adapter_fits_the_small_base_and_is_small(
+    style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import msgspec
+
+    folder = tmp_path / "bases" / "smollm2-135m"
+    folder.mkdir(parents=True)
+    (folder / "base.json").write_bytes(msgspec.json.encode(smollm2()))
+    monkeypatch.setenv("LORAPLEX_CACHE_DIR", str(tmp_path))
+    example = examples_folder() / style
+    assert main(["adapters", "check", str(example), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["base"] == "smollm2-135m"
+    assert found["report"]["honoured"]["r"] == 8
+    assert sum(path.stat().st_size for path in example.iterdir()) < 1_000_000
+    assert {path.name for path in example.iterdir()} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+def test_check_refuses_what_the_registry_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import msgspec
+
+    (tmp_path / "bases" / "b").mkdir(parents=True)
+    (tmp_path / "bases" / "b" / "base.json").write_bytes(msgspec.json.encode(smollm2()))
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{")
+    (folder / "adapter_model.safetensors").write_bytes(b"PK\x03\x04")
+    monkeypatch.setenv("LORAPLEX_CACHE_DIR", str(tmp_path))
+    assert main(["adapters", "check", str(folder)]) == 1
+    shown = capsys.readouterr()
+    assert "fail" in shown.out
+    assert "does not fit smollm2-135m" in shown.err
+
+
+def test_base_to_check_against_is_told_named_or_the_only_one(tmp_path: Path) -> None:
+    one, other = smollm2(), BaseSpec("other", (), "f", "w", 8, {})
+    config = tmp_path / "adapter_config.json"
+    config.write_text('{"base_model_name_or_path": "HuggingFaceTB/SmolLM2-135M-Instruct"}')
+    assert choose_base([other, one], None, config) is one
+    assert choose_base([other, one], "other", config) is other
+    assert choose_base([other], None, config) is other
+    with pytest.raises(ClientError, match="base pull"):
+        choose_base([other], "absent", config)
+    with pytest.raises(ClientError, match="--base"):
+        choose_base([other, one], None, None)
+
+
+def test_proof_of_one_batch_is_read_from_the_counters() -> None:
+    def scrape(*counts: int, gemms: int) -> str:
+        buckets = zip(("0.0", "1.0", "2.0", "3.0", "4.0", "+Inf"), counts, strict=True)
+        lines = [f'loraplex_step_adapters_bucket{{le="{bound}"}} {float(count)}' for bound, count in buckets]
+        lines += [f"loraplex_step_adapters_count {float(counts[-1])}", f"loraplex_base_gemm_calls_total {gemms}.0"]
+        return "# HELP x y\n" + "\n".join(lines) + "\n"
+
+    before, after = scrape(5, 6, 6, 6, 6, 6, gemms=720), scrape(6, 8, 9, 12, 12, 12, gemms=1440)
+    assert compare(before, after) == BatchProof(num_steps=6, max_adapters=3, num_steps_at_max=3, gemms_per_step=120)
+
+
+def test_hints_can_be_copied_as_they_stand() -> None:
+    hints = build_hints("http://127.0.0.1:1", "lpx_admin", Asker("team-pirate", "lpx_key"), "What is a library?")
+    body = re.search(r"-d '(.+)'$", hints, re.MULTILINE)
+    assert body
+    assert json.loads(body[1])["model"] == "team-pirate"
+    program = re.search(r"<<'EOF'\n(.+?)EOF", hints, re.DOTALL)
+    assert program
+    compile(program[1], "hint", "exec")
+    assert "Bearer lpx_key" in hints
+    assert "LORAPLEX_API_KEY=lpx_admin" in hints
+
+
+def test_module_and_script_are_the_same_command(run_python: Callable[[str], str]) -> None:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-m", "loraplex", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == run_python("from loraplex.version import __version__; print(__version__)").strip()
