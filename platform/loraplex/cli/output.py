@@ -32,7 +32,7 @@ def stdout() -> Console:
 @cache
 def stderr() -> Console:
     """The console for progress, hints and errors."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
 
 
 def clean(text: str) -> str:
