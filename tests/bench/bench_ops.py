@@ -3,7 +3,7 @@
     python tests/bench/bench_ops.py [--dtype bfloat16] [--threads 2] [--repeats 15]
 
 All parts are timed in turn within each repeat and the medians are printed, so that a noisy moment hits all parts alike.
-Numbers mean something only while nothing else runs on the machine.
+Two threads mean something only while nothing else runs on the machine; one thread is timed by its own CPU clock.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Step:
         shape = (sum(num_blocks), BLOCK, KV_HEADS, DIM)
         self.caches = [[torch.randn(shape).to(base.dtype) for _ in range(2)] for _ in range(LAYERS)]
         self.tables = torch.zeros(len(requests), max(num_blocks), dtype=torch.int32)
-        for row, ids in zip(self.tables, torch.randperm(sum(num_blocks)).split(num_blocks), strict=True):
+        for row, ids in zip(self.tables, torch.split(torch.randperm(sum(num_blocks)), num_blocks), strict=True):
             row[: len(ids)] = ids
         self.query_start = torch.tensor([0, *(n for _, n in requests)]).cumsum(0).int()
         self.context_len = torch.tensor([length for length, _ in requests], dtype=torch.int32)
@@ -109,7 +109,7 @@ class Step:
 
     def parts(self) -> Mapping[str, Callable[[], object]]:
         """What is timed, by name."""
-        qkv, wide = torch.randn(len(self.x), QKV).to(self.base.dtype), None
+        qkv = torch.randn(len(self.x), QKV).to(self.base.dtype)
         wide = torch.randn(len(self.x), 2 * INTERMEDIATE).to(self.base.dtype)
         mixed = torch.randn(len(self.x), HIDDEN).to(self.base.dtype)
         inputs = {g: torch.randn(len(self.x), s.in_features).to(self.base.dtype) for g, s in SHAPES.items()}
@@ -137,14 +137,14 @@ class Step:
         }
 
 
-def measure(parts: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def measure(parts: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float]) -> dict[str, float]:
     """Median milliseconds of each part, all parts in turn within each repeat."""
     times: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(repeats + 1):
         for name, part in parts.items():
-            begin = time.perf_counter()
+            begin = clock()
             part()
-            times[name].append((time.perf_counter() - begin) * 1e3)
+            times[name].append((clock() - begin) * 1e3)
     return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
@@ -157,6 +157,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=0, help="tokens of a prompt to time as well")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
     base = Base(getattr(torch, options.dtype))
     print(native_status())
     cases = {"decode, 16 rows, context 160": ([(160, 1)] * 16, [row % len(RANKS) for row in range(16)])}
@@ -165,7 +166,7 @@ def main() -> None:
     with torch.inference_mode():
         for title, (requests, slots) in cases.items():
             print(f"{title} ({options.dtype}, {options.threads} threads), median ms")
-            for name, value in measure(Step(base, requests, slots).parts(), options.repeats).items():
+            for name, value in measure(Step(base, requests, slots).parts(), options.repeats, clock).items():
                 print(f"  {name:20} {value:8.2f}")
 
 

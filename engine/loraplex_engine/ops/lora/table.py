@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,14 +83,18 @@ class LoraTable:
         self.max_rank = max_rank
         self.dtype = dtype
         cells = (num_slots, num_layers, len(GROUPS), MAX_SLICES)
-        self.entries = torch.zeros((*cells, 3), dtype=torch.int64, device=device)
+        # a load writes hundreds of cells between two steps: through numpy that is 1 us each, through torch 15
+        self._host_entries = np.zeros((*cells, 3), dtype=np.int64)
+        self._host_scalings = np.full(cells, np.nan, dtype=np.float32)
+        self.entries = torch.from_numpy(self._host_entries).to(device)
         """[N, L, 4, 3, 3] int64: address of A, address of B, rank; rank 0 where the slot has no module."""
-        self.scalings = torch.full(cells, torch.nan, dtype=torch.float32, device=device)
+        self.scalings = torch.from_numpy(self._host_scalings).to(device)
         """[N, L, 4, 3] float32; NaN where the slot has no module."""
         self.occupied = torch.zeros(num_slots, dtype=torch.int8, device=device)
         """[N] int8: 1 where the slot holds an adapter. A row that names another slot is an error, never a base row."""
         self.features = torch.tensor([self._feature_rows(group) for group in GROUPS], dtype=torch.int64, device=device)
         """[4, 3, 3] int64 per (group, slice): first output column, output columns, input columns."""
+        self._shares_memory = self.entries.device.type == "cpu"
         self._modules: list[dict[tuple[int, str, int], LoraModule]] = [{} for _ in range(num_slots)]
 
     def set_module(
@@ -109,14 +114,21 @@ class LoraTable:
         self._check_matrices(group, slice_index, a, b)
         row = (slot, layer, GROUP_INDEX[group], slice_index)
         self._modules[slot][layer, group, slice_index] = LoraModule(a, b, scaling)
-        self.entries[row] = torch.tensor([a.data_ptr(), b.data_ptr(), a.shape[0]], dtype=torch.int64)
-        self.scalings[row] = scaling
-        self.occupied[slot] = 1
+        self._host_entries[row] = a.data_ptr(), b.data_ptr(), a.shape[0]
+        self._host_scalings[row] = scaling
+        if not self._shares_memory:
+            self.entries[row] = torch.from_numpy(self._host_entries[row])
+            self.scalings[row] = scaling
+        if len(self._modules[slot]) == 1:
+            self.occupied[slot] = 1
 
     def clear(self, slot: int) -> None:
         """Empty a slot and let go of its tensors. No step that uses the slot may be running."""
-        self.entries[slot] = 0
-        self.scalings[slot] = torch.nan
+        self._host_entries[slot] = 0
+        self._host_scalings[slot] = torch.nan
+        if not self._shares_memory:
+            self.entries[slot] = 0
+            self.scalings[slot] = torch.nan
         self.occupied[slot] = 0
         self._modules[slot] = {}
 
