@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import numpy as np
 
 from loraplex_registry.app import Registry
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
+from loraplex_registry.uploads.check_process import Verdict, judge
+from loraplex_registry.uploads.checker import build_job
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from support import linear_shapes, tiny_llama_config
 
@@ -34,6 +37,13 @@ def build_tiny_spec(name: str = BASE, **changes: Any) -> BaseSpec:
         "default_context": 512,
     }
     return BaseSpec(**fields | changes)
+
+
+class ThreadChecker:
+    """The same checks in a thread, without a process for each upload."""
+
+    async def check(self, files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool, timeout_s: float) -> Verdict:
+        return await asyncio.to_thread(judge, build_job(files, base, forced_base=forced_base))
 
 
 @dataclass

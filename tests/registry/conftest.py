@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
+from loraplex_registry.adapters.integrity import check_integrity
 from loraplex_registry.app import create_app
 from loraplex_registry.settings import RegistrySettings, ServerSettings
-from loraplex_registry.uploads.checker import ThreadChecker
 from loraplex_registry.wire.identity import TokenSigner, generate_signing_key
-from registry_world import BASE, ENGINE_KEY, World, build_tiny_spec
+from registry_world import BASE, ENGINE_KEY, ThreadChecker, World, build_tiny_spec
 from support import tiny_llama_config, write_adapter, write_base
 
 
@@ -57,6 +57,8 @@ async def empty_world(registry_settings: RegistrySettings, tmp_path: Path) -> As
     await app.state.registry.start()
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as http:
         yield World(http, app.state.registry, signer, tmp_path / "objects")
+    async with app.state.registry.services.database.read() as session:
+        await check_integrity(session)
     await app.state.registry.stop()
 
 

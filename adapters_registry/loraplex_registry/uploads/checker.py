@@ -17,7 +17,7 @@ import msgspec
 from loraplex_registry.errors import UnavailableError
 from loraplex_registry.peft.report import Check, build_report
 from loraplex_registry.peft.spec import BaseSpec
-from loraplex_registry.uploads.check_process import CheckJob, Verdict, judge
+from loraplex_registry.uploads.check_process import CheckJob, Verdict
 
 _MODULE = "loraplex_registry.uploads.check_process"
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT")
@@ -35,18 +35,6 @@ class Checker(Protocol):
         """
 
 
-class ThreadChecker:
-    """Judges in a thread of this process: no limits, for files of our own."""
-
-    async def check(self, files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool, timeout_s: float) -> Verdict:
-        """Return the verdict (see `Checker.check`)."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.to_thread(judge, _build_job(files, base, forced_base=forced_base))
-        except TimeoutError as error:
-            raise _late(timeout_s) from error
-
-
 class ProcessChecker:
     """Judges in a process each, at most `max_checks` at once."""
 
@@ -55,7 +43,7 @@ class ProcessChecker:
 
     async def check(self, files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool, timeout_s: float) -> Verdict:
         """Return the verdict (see `Checker.check`); files that end the process are refused."""
-        job = msgspec.json.encode(_build_job(files, base, forced_base=forced_base))
+        job = msgspec.json.encode(build_job(files, base, forced_base=forced_base))
         try:
             async with asyncio.timeout(timeout_s), self._turns:
                 code, answer, complaint = await _run(job)
@@ -72,7 +60,8 @@ class ProcessChecker:
         return Verdict(build_report([check]), None)
 
 
-def _build_job(files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool) -> CheckJob:
+def build_job(files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool) -> CheckJob:
+    """Return what a process is told to judge."""
     return CheckJob({name: str(path) for name, path in files.items()}, base, forced_base)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 
+from loraplex_registry.app import create_registry
 from loraplex_registry.wire.adapter import Manifest, NamesDelta
 from registry_world import ENGINE_KEY, World, read_folder
 
@@ -104,3 +106,15 @@ async def test_deleting_all_adapters_of_a_tenant(world: World, make_adapter: Any
     assert await world.registry.delete_adapters(by) == 2
     assert await world.registry.count_adapters(by) == 0
     assert [a.tenant for a in (await _delta(world, 0)).adapters] == ["team-b"]
+
+
+async def test_change_committed_by_another_process_becomes_visible(world: World, make_adapter: Any) -> None:
+    other = create_registry(world.registry.services.settings)
+    await other.start()
+    before = other.epoch.current
+    await world.caller().upload(A, make_adapter(1))
+    async with asyncio.timeout(5):
+        while other.epoch.current == before:  # noqa: ASYNC110 - the epoch is a number, not an event
+            await asyncio.sleep(0.05)
+    assert [a.name for a in (await other.names_delta(before)).adapters] == ["style"]
+    await other.stop()

@@ -304,3 +304,15 @@ async def test_damaged_artifact_is_healed_by_the_same_upload(world: World, make_
     assert (await team.upload(A, folder)).status_code == 200
     content = (await team("GET", f"{A}/versions/1/files/adapter_model.safetensors")).content
     assert content == (folder / "adapter_model.safetensors").read_bytes()
+
+
+async def test_verdict_that_takes_longer_than_wait_is_503_and_stores_nothing(
+    world: World, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from loraplex_registry.uploads.checker import ProcessChecker
+
+    monkeypatch.setattr(world.registry.services.uploads, "_checker", ProcessChecker(0))
+    objects = world.objects()
+    answer = await world.caller().upload(A, make_adapter(1), params={"wait": "1"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert world.objects() == objects

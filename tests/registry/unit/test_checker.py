@@ -13,8 +13,8 @@ import pytest
 
 from loraplex_registry.errors import UnavailableError
 from loraplex_registry.uploads import checker
-from loraplex_registry.uploads.checker import ProcessChecker, ThreadChecker
-from registry_world import build_tiny_spec
+from loraplex_registry.uploads.checker import ProcessChecker
+from registry_world import ThreadChecker, build_tiny_spec
 
 
 def _files(folder: Path) -> dict[str, Path]:
