@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 from openai import OpenAI
@@ -55,6 +56,16 @@ class LivePlatform:
 
     def engine_metrics(self) -> dict[str, float]:
         """The engine's metrics without labels, and with labels under the whole sample name."""
+        text = self._ask_engine("/metrics").text
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    def engine_state(self) -> dict[str, Any]:
+        """The engine's slots, queue and KV pool at the moment."""
+        state: dict[str, Any] = self._ask_engine("/internal/state").json()
+        return state
+
+    def _ask_engine(self, path: str) -> httpx.Response:
         signer = TokenSigner((self.data_dir / "signing.pem").read_bytes())
         identity = Identity(
             role="admin_readonly",
@@ -65,12 +76,10 @@ class LivePlatform:
             actor="test",
             request_id="req_test",
         )
-        headers = {"authorization": f"Bearer {signer.sign(identity, 'engine')}"}
         with self.management() as client:
             (engine,) = client.list_fleet()
-        text = httpx.get(f"{engine.url}/metrics", headers=headers).raise_for_status().text
-        samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
-        return {name: float(value) for name, value in samples}
+        headers = {"authorization": f"Bearer {signer.sign(identity, 'engine')}"}
+        return httpx.get(f"{engine.url}{path}", headers=headers).raise_for_status()
 
 
 @contextmanager

@@ -36,7 +36,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each of the 16 requests")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        world = EngineWorld(pull("smollm2-135m", default_cache_dir()), Path(folder), dtype=args.dtype, kv_cache_memory_bytes=1 << 30)
+        world = EngineWorld(
+            pull("smollm2-135m", default_cache_dir()), Path(folder), dtype=args.dtype, kv_cache_memory_bytes=1 << 30
+        )
         digests = _put_adapters(world, Path(folder))
         print(f"SmolLM2-135M, {world.engine.facts.dtype}, {torch.get_num_threads()} threads; adapters of ranks 4 to 64")
         _bench_step(world, digests, args.pairs)
