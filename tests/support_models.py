@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from loraplex_engine.core.inputs import StepInputs
+from loraplex_engine.core.request import NO_SLOT
 from loraplex_engine.kv.cache import KVCache, build_kv_cache
 from loraplex_engine.models.config import load_config
 from loraplex_engine.models.decoder import Decoder, lora_shapes
-from loraplex_engine.ops.lora.segment import NO_SLOT, build_segments
+from loraplex_engine.ops.lora.segment import build_segments
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.weights.source import WeightSource
 from support import write_tokenizer

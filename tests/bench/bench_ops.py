@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.ops import activation, attention, norm, rotary
 from loraplex_engine.ops.linear import PackedLinear
 from loraplex_engine.ops.lora.lora import lora_add
 from loraplex_engine.ops.lora.segment import Segments, build_segments
-from loraplex_engine.ops.lora.table import GROUPS, GroupShape, LoraTable
+from loraplex_engine.ops.lora.table import GroupShape, LoraTable
 from loraplex_engine.ops.native.build import native_status
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, VOCAB = 30, 576, 1536, 9, 3, 64, 49152

@@ -6,18 +6,20 @@ The order of slices is the order of columns in the group's output.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
-GROUPS: dict[str, tuple[str, ...]] = {
+GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
     "o": ("o_proj",),
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
 GROUP_NAMES = tuple(GROUPS)
+GROUP_INDEX = {group: index for index, group in enumerate(GROUPS)}
 MAX_SLICES = max(len(modules) for modules in GROUPS.values())
 
 _MODULE_TO_PLACE = {
-    module: (GROUP_NAMES.index(group), slice_id)
+    module: (GROUP_INDEX[group], slice_id)
     for group, modules in GROUPS.items()
     for slice_id, module in enumerate(modules)
 }

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from loraplex_engine.core.inputs import StepInputs
+from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.kv.cache import KVCache
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_path
@@ -19,7 +20,7 @@ from loraplex_engine.ops.activation import silu_and_mul
 from loraplex_engine.ops.attention import paged_attention
 from loraplex_engine.ops.linear import PackedLinear
 from loraplex_engine.ops.lora.lora import lora_add
-from loraplex_engine.ops.lora.table import GROUPS, GroupShape
+from loraplex_engine.ops.lora.table import GroupShape
 from loraplex_engine.ops.norm import add_rms_norm, head_rms_norm, rms_norm
 from loraplex_engine.ops.rotary import rope_and_store
 from loraplex_engine.weights.source import WeightSource

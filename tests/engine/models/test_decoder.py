@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loraplex_engine.ops.lora.table import GROUPS
+from loraplex_engine.core.module_group import GROUPS
 from support_models import PagedModel, load_paged, load_reference, reference_logits
 
 TOLERANCE = 1e-4

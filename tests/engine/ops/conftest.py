@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.ops.dispatch import Kernels, select_kernels
-from loraplex_engine.ops.lora.table import GROUPS, GroupShape, LoraTable
+from loraplex_engine.ops.lora.table import GroupShape, LoraTable
 from loraplex_engine.ops.native.build import native_status
 
 # largest error over largest true value

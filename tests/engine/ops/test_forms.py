@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
+from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.ops import naive
 from loraplex_engine.ops.lora import naive as lora_naive
 from loraplex_engine.ops.lora.segment import build_segments
-from loraplex_engine.ops.lora.table import GROUPS
 
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])

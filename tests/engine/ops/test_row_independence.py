@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.request import NO_SLOT
 from loraplex_engine.ops.linear import PackedLinear, probe_row_invariance
-from loraplex_engine.ops.lora.segment import NO_SLOT, build_segments
+from loraplex_engine.ops.lora.segment import build_segments
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 NUM_MIXES = 50

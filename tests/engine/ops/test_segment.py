@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from loraplex_engine.ops.lora.segment import NO_SLOT, build_segments
+from loraplex_engine.core.request import NO_SLOT
+from loraplex_engine.ops.lora.segment import build_segments
 
 
 def test_rows_are_grouped_by_slot_in_ascending_order():

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from loraplex_engine.ops.lora.table import GROUP_INDEX
+from loraplex_engine.core.module_group import GROUP_INDEX
 
 
 def test_a_module_is_found_by_address_rank_and_scaling(lora_table):

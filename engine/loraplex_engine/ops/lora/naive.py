@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.ops.lora.segment import Segments
-from loraplex_engine.ops.lora.table import GROUPS, LoraTable
+from loraplex_engine.ops.lora.table import LoraTable
 
 
 def _wide(x: Tensor) -> Tensor:

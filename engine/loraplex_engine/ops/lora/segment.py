@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NO_SLOT = -1
+from loraplex_engine.core.request import NO_SLOT
 
 
 @dataclass(frozen=True)

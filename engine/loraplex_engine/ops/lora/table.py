@@ -13,16 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""Linears that run as one matrix product, with their slices in the order of the output columns."""
-
-GROUP_INDEX: Mapping[str, int] = {group: index for index, group in enumerate(GROUPS)}
-MAX_SLICES = max(len(slices) for slices in GROUPS.values())
+from loraplex_engine.core.module_group import GROUP_INDEX, GROUPS, MAX_SLICES
 
 
 @dataclass(frozen=True)

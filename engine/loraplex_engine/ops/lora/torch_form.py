@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.ops.lora import naive
 from loraplex_engine.ops.lora.segment import Segments
-from loraplex_engine.ops.lora.table import GROUPS, LoraModule, LoraTable
+from loraplex_engine.ops.lora.table import LoraModule, LoraTable
 
 
 def lora_shrink(x: Tensor, table: LoraTable, layer: int, group: str, segments: Segments) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.module_group import GROUP_INDEX, GROUPS
 from loraplex_engine.ops.lora.segment import Segments
-from loraplex_engine.ops.lora.table import GROUP_INDEX, GROUPS, LoraTable
+from loraplex_engine.ops.lora.table import LoraTable
 
 OPS: Any = torch.ops.loraplex
 
