@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from litestar import Litestar, Request, Router, get
@@ -99,6 +99,10 @@ class Registry:
             exception_handlers={RegistryError: answer_registry_error},
             request_max_body_size=_MAX_JSON_BYTES,
         )
+
+    def know_tenants(self, is_tenant: Callable[[str], bool]) -> None:
+        """Refuse bases under names of tenants that have no adapters yet, too: `is_tenant` says whether there is one."""
+        self.services.bases.is_tenant = is_tenant
 
     async def names_delta(self, since: int) -> NamesDelta:
         """Return every adapter and base that changed after epoch `since`.

@@ -68,6 +68,7 @@ class Gateway:
         self.keys = KeyService(self.database, self._pepper)
         self.tenants = TenantService(self.database)
         self.directory = Directory(self.database)
+        registry.know_tenants(lambda name: self.directory.find_tenant(name) is not None)
         self.names = NameIndex(registry.names_delta, lambda: registry.epoch.current)
         self.ledger = Ledger(self.database)
         self.metrics = GatewayMetrics()

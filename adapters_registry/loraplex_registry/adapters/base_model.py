@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import sqlalchemy as sa
 
@@ -23,6 +25,8 @@ class BaseModels:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.is_tenant: Callable[[str], bool] = lambda _: False
+        """Whether a name is a tenant's; the gateway, which owns tenants, says so."""
 
     async def register(self, spec: BaseSpec, by: Identity) -> tuple[BaseView, bool]:
         """Register a base, or learn further names of one that is known.
@@ -39,6 +43,7 @@ class BaseModels:
         async def work(change: Change) -> tuple[BaseView, bool]:
             known = await _find_by_fingerprint(change, spec.fingerprint)
             if known is None:
+                await _check_free(change, spec.name, self.is_tenant)
                 return show_base(await _insert(change, spec, by)), True
             _merge(change, known, spec, by)
             return show_base(known), False
@@ -67,7 +72,6 @@ async def _find_by_fingerprint(change: Change, fingerprint: str) -> BaseRow | No
 
 
 async def _insert(change: Change, spec: BaseSpec, by: Identity) -> BaseRow:
-    await _check_free(change, spec.name)
     base = BaseRow(
         name=spec.name,
         accepted_names=sorted(set(spec.accepted_names) - {spec.name}),
@@ -86,7 +90,7 @@ async def _insert(change: Change, spec: BaseSpec, by: Identity) -> BaseRow:
     return base
 
 
-async def _check_free(change: Change, name: str) -> None:
+async def _check_free(change: Change, name: str, is_tenant: Callable[[str], bool]) -> None:
     """A base is called by its bare name, as a tenant is."""
     base = await change.session.execute(sa.select(BaseRow.id).where(BaseRow.name == name))
     if base.first() is not None:
@@ -94,7 +98,7 @@ async def _check_free(change: Change, name: str) -> None:
     tenant = await change.session.execute(
         sa.select(AdapterRow.id).where(AdapterRow.tenant == name, AdapterRow.deleted_at.is_(None)).limit(1)
     )
-    if tenant.first() is not None:
+    if tenant.first() is not None or is_tenant(name):
         raise NameReservedError(f"a tenant is called {name}; give --served-model-name", param="name")
 
 

@@ -229,6 +229,12 @@ class TestTenants:
         check_error(await world.call("POST", TENANTS, json=body), 400, code, param)
         assert (await world.call("GET", TENANTS)).json()["data"] == []
 
+    async def test_a_base_cannot_take_the_name_of_a_tenant_without_adapters(self, world: GatewayWorld) -> None:
+        await world.call("POST", TENANTS, json={"name": "team-x"})
+        base = {"name": "team-x", "fingerprint": "sha256:1", "modules": {"lm_head": [8, 4]}, "vocab_size": 8}
+        check_error(await world.call("POST", "/api/v1/bases", json=base), 409, "name_reserved", "name")
+        assert (await world.call("POST", "/api/v1/bases", json=base | {"name": "free"})).status_code == 201
+
     @pytest.mark.parametrize(("name", "code"), [(BASE, "name_reserved"), ("platform", "name_reserved")])
     async def test_names_of_bases_and_of_the_platform_are_taken(
         self, world: GatewayWorld, name: str, code: str
