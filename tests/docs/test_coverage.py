@@ -29,7 +29,7 @@ ERROR_MODULES = (
     "loraplex_registry.errors",
     "loraplex_registry.peft.errors",
 )
-TEST_SETTINGS = {"LORAPLEX_TEST_PG", "LORAPLEX_TEST_REQUIRE"}
+TEST_SETTINGS = {"LORAPLEX_TEST_PG", "LORAPLEX_TEST_REQUIRE", "LORAPLEX_TEST_CASES"}
 
 
 def _page(name: str) -> str:
@@ -117,3 +117,11 @@ def test_docs_show_no_command_that_does_not_exist() -> None:
     }
     unknown = {words for words in shown if (words[1],) not in COMMANDS and words[1:] not in COMMANDS}
     assert unknown == set()
+
+
+@pytest.mark.parametrize("part", ["platform/loraplex", "engine/loraplex_engine", "adapters_registry/loraplex_registry"])
+def test_every_package_is_on_the_structure_page(part: str) -> None:
+    _, section = _page("structure.md").split(f"`{part}`\n", 1)
+    named = set(re.findall(r"`([a-z_]+)`", section.split("\n#", 1)[0]))
+    children = {path.stem for path in (ROOT / part).iterdir() if not path.name.startswith(("_", "."))}
+    assert children - named - {"version"} == set()
