@@ -41,8 +41,9 @@ fmt: $(STAMP) ## Format the code and mend what ruff can mend
 
 check: lint test ## lint, then test: what has to pass before a change lands
 
-bench: $(STAMP) ## Measure the kernels on this machine
-	@$(BIN)/python -m pytest tests/bench -s $(ARGS)
+bench: $(STAMP) ## Measure batching and the ops on this machine; run it while nothing else runs
+	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)
+	@$(BIN)/python tests/bench/bench_ops.py
 
 lock: ## Pin the versions in .venv into requirements/lock.txt
 	@scripts/lock.sh

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import torch
 
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.config import EngineConfig, available_cpus, check_config
+from loraplex_engine.core.request import Request
+from loraplex_engine.core.step import PlannedRow, StepPlan
 from loraplex_engine.engine import Engine, observe_load
 from loraplex_engine.errors import ConfigError, StartupError
 from loraplex_engine.kv.cache import block_bytes, build_kv_cache
@@ -25,11 +28,12 @@ from loraplex_engine.models.config import ModelConfig, load_config
 from loraplex_engine.models.decoder import LINEARS_PER_LAYER, Decoder, lora_shapes
 from loraplex_engine.ops.linear import probe_row_invariance
 from loraplex_engine.ops.lora.table import LoraTable
+from loraplex_engine.ops.native.build import NativeStatus, native_status
 from loraplex_engine.runner import ModelRunner
 from loraplex_engine.scheduling.scheduler import Limits, Scheduler
 from loraplex_engine.slots.table import SlotTable
 from loraplex_engine.weights.source import WeightSource
-from loraplex_engine.wire.messages import CoreReady
+from loraplex_engine.wire.messages import CoreReady, SamplingParams
 from loraplex_registry.peft.spec import BaseSpec
 
 _MAX_CPU_KV_BYTES = 2 << 30
@@ -84,44 +88,91 @@ def build_engine(
     """
     check_config(config)
     torch.set_num_threads(config.cpu_threads or available_cpus())
+    loaded = _load_base(config, on_progress)
+    on_progress("reserving the KV cache")
+    num_blocks = choose_num_blocks(config, loaded.bytes_per_block(config.block_size), loaded.max_model_len)
+    table = LoraTable(
+        config.max_loras, loaded.config.num_layers, lora_shapes(loaded.config), config.max_lora_rank, loaded.dtype
+    )
+    runner = _build_runner(config, loaded, table, num_blocks)
+    on_progress("computing a first step")
+    _warm_up(runner)
+    loader = build_loader(loaded.spec, loaded.dtype_name)
+    return _join(config, _describe(config, loaded, num_blocks), runner, DeviceBank(table), loader)
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedBase:
+    """A base in memory and what was found out about it."""
+
+    spec: BaseSpec
+    config: ModelConfig
+    model: Decoder
+    max_model_len: int
+    dtype: torch.dtype
+    is_row_invariant: bool
+    ops: NativeStatus
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def bytes_per_block(self, block_size: int) -> int:
+        config = self.config
+        return block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim, self.dtype)
+
+
+def _load_base(config: EngineConfig, on_progress: Callable[[str], None]) -> _LoadedBase:
     folder = Path(config.base)
     spec, model_config = load_spec(folder), load_config(folder)
     max_model_len = choose_max_model_len(config, model_config.max_position_embeddings)
     dtype = choose_dtype(config.dtype)
+    on_progress("preparing the native ops (built once per machine)")
+    ops = native_status()
     on_progress("reading weights")
     model = Decoder(model_config, WeightSource(folder), dtype, "cpu", max_model_len)
     on_progress("checking that rows do not depend on their company")
-    is_invariant = probe_row_invariance(model.linears)
-    on_progress("reserving the KV cache")
-    num_blocks = choose_num_blocks(config, _block_bytes(model_config, config.block_size, dtype), max_model_len)
+    return _LoadedBase(spec, model_config, model, max_model_len, dtype, probe_row_invariance(model.linears), ops)
+
+
+def _build_runner(config: EngineConfig, loaded: _LoadedBase, table: LoraTable, num_blocks: int) -> ModelRunner:
+    model_config = loaded.config
     cache = build_kv_cache(
-        model_config.num_layers, num_blocks, config.block_size, model_config.num_kv_heads, model_config.head_dim, dtype
+        model_config.num_layers,
+        num_blocks,
+        config.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        loaded.dtype,
     )
-    table = LoraTable(config.max_loras, model_config.num_layers, lora_shapes(model_config), config.max_lora_rank, dtype)
-    dtype_name = str(dtype).removeprefix("torch.")
-    facts = CoreReady(
-        name=config.served_model_name or spec.name,
-        fingerprint=spec.fingerprint,
-        weights_digest=spec.weights_digest,
-        max_model_len=max_model_len,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=list(model_config.eos_token_ids),
-        num_layers=model_config.num_layers,
+    return ModelRunner(loaded.model, cache, table, config.block_size, model_config.eos_token_ids)
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    """Touch weights and code once, so that the first request does not wait for pages; nothing of it is kept."""
+    request = Request("warm-up", [0], SamplingParams(max_tokens=1, temperature=0.0), block_ids=[0])
+    runner.execute(StepPlan([PlannedRow(request, 0, 1, samples=True)]))
+
+
+def _describe(config: EngineConfig, loaded: _LoadedBase, num_blocks: int) -> CoreReady:
+    return CoreReady(
+        name=config.served_model_name or loaded.spec.name,
+        fingerprint=loaded.spec.fingerprint,
+        weights_digest=loaded.spec.weights_digest,
+        max_model_len=loaded.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+        eos_token_ids=list(loaded.config.eos_token_ids),
+        num_layers=loaded.config.num_layers,
         linears_per_layer=LINEARS_PER_LAYER,
-        dtype=dtype_name,
+        dtype=loaded.dtype_name,
         device="cpu",
-        row_invariant=is_invariant,
+        row_invariant=loaded.is_row_invariant,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         num_blocks=num_blocks,
         block_size=config.block_size,
-    )
-    return _join(
-        config,
-        facts,
-        ModelRunner(model, cache, table, config.block_size, model_config.eos_token_ids),
-        DeviceBank(table),
-        build_loader(spec, dtype_name),
+        ops=loaded.ops.form,
+        ops_reason=loaded.ops.reason,
     )
 
 
@@ -175,7 +226,3 @@ def _join(config: EngineConfig, facts: CoreReady, runner: ModelRunner, bank: Dev
     )
     scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic)
     return Engine(scheduler, residency, pool, runner, metrics, facts)
-
-
-def _block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    return block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)

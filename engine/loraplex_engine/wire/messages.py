@@ -128,6 +128,9 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     max_lora_rank: int
     num_blocks: int
     block_size: int
+    ops: str = ""
+    """Form of the ops that serves: `native` or `torch`; `ops_reason` says why."""
+    ops_reason: str = ""
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
