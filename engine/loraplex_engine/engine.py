@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.errors import EngineError
+from loraplex_engine.errors import EngineError, StepFailedError
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.packed import LoadDone, LoadFailed
 from loraplex_engine.lora.residency import Residency
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SCORE_POLL_S = 0.005
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -52,10 +54,8 @@ class Engine:
         events = self._settle_waits()
         plan = self.scheduler.schedule()
         if plan.rows:
-            result = self._runner.execute(plan)
-            self._keep_scores(result)
-            events += self.scheduler.update(plan, result)
-            self._observe_step(plan, result, time.monotonic() - started_at)
+            events += self._execute(plan)
+            self.metrics.step_s.observe(time.monotonic() - started_at)
         self._observe_ends(events)
         return events
 
@@ -162,12 +162,27 @@ class Engine:
                 events += self.scheduler.fail_waiting(digest, error)
         return events + self.scheduler.expire()
 
-    def _keep_scores(self, result: StepResult) -> None:
-        for request_id, logits in result.logits.items():
-            self._scored[request_id].append(logits)
+    def _execute(self, plan: StepPlan) -> list[TokenEvent]:
+        """Run a plan; should it fail, the requests in it end with an error and the engine goes on with the others."""
+        try:
+            result = self._runner.execute(plan)
+        except Exception:  # noqa: BLE001 - whatever it was, it hurts this step alone
+            _log.exception("a step of %d rows failed; its requests end with an error", len(plan.rows))
+            return self.scheduler.fail_plan(plan, StepFailedError())
+        self._keep_scores(plan, result)
+        events = self.scheduler.update(plan, result)
+        self._observe_step(plan, result)
+        return events
 
-    def _observe_step(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        self.metrics.step_s.observe(seconds)
+    def _keep_scores(self, plan: StepPlan, result: StepResult) -> None:
+        for row in plan.rows:
+            logits = result.logits.get(row.request.request_id)
+            if logits is not None:
+                # from the start again after a preemption
+                kept = self._scored[row.request.request_id] if row.start else []
+                self._scored[row.request.request_id] = [*kept, logits]
+
+    def _observe_step(self, plan: StepPlan, result: StepResult) -> None:
         self.metrics.step_tokens.observe(plan.num_tokens)
         self.metrics.step_adapters.observe(plan.num_adapters)
         self.metrics.base_gemms.inc(result.num_base_gemms)

@@ -27,6 +27,7 @@ EngineError
     ├── DigestMismatchError     digest_mismatch
     ├── OutputInvalidError      adapter_output_invalid
     ├── TooLargeForCacheError   context_length_exceeded
+    ├── StepFailedError         internal_error
     ├── DeadlineError           deadline_exceeded
     ├── ReplicaFailedError      replica_failed
     ├── ClientGoneError         cancelled       (nobody reads the answer any more)
@@ -127,6 +128,12 @@ class TooLargeForCacheError(RequestError):
     """The request needs more KV cache than the engine has; shorten it or raise --kv-cache-memory-bytes."""
 
     code = "context_length_exceeded"
+
+
+class StepFailedError(RequestError):
+    """The engine failed while it computed this request; try again, and see its log."""
+
+    code = "internal_error"
 
 
 class DrainingError(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -38,6 +39,7 @@ from loraplex_registry.peft.spec import BaseSpec
 
 _MAX_CPU_KV_BYTES = 2 << 30
 _CPU_KV_SHARE = 0.20
+_log = logging.getLogger(__name__)
 
 
 def choose_dtype(name: str) -> torch.dtype:
@@ -91,6 +93,7 @@ def build_engine(
     loaded = _load_base(config, on_progress)
     on_progress("reserving the KV cache")
     num_blocks = choose_num_blocks(config, loaded.bytes_per_block(config.block_size), loaded.max_model_len)
+    max_model_len = fit_max_model_len(config, loaded.max_model_len, num_blocks)
     table = LoraTable(
         config.max_loras, loaded.config.num_layers, lora_shapes(loaded.config), config.max_lora_rank, loaded.dtype
     )
@@ -98,7 +101,8 @@ def build_engine(
     on_progress("computing a first step")
     _warm_up(runner)
     loader = build_loader(loaded.spec, loaded.dtype_name)
-    return _join(config, _describe(config, loaded, num_blocks), runner, DeviceBank(table), loader)
+    facts = _describe(config, loaded, num_blocks, max_model_len)
+    return _join(config, facts, runner, DeviceBank(table), loader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +158,12 @@ def _warm_up(runner: ModelRunner) -> None:
     runner.execute(StepPlan([PlannedRow(request, 0, 1, samples=True)]))
 
 
-def _describe(config: EngineConfig, loaded: _LoadedBase, num_blocks: int) -> CoreReady:
+def _describe(config: EngineConfig, loaded: _LoadedBase, num_blocks: int, max_model_len: int) -> CoreReady:
     return CoreReady(
         name=config.served_model_name or loaded.spec.name,
         fingerprint=loaded.spec.fingerprint,
         weights_digest=loaded.spec.weights_digest,
-        max_model_len=loaded.max_model_len,
+        max_model_len=max_model_len,
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=list(loaded.config.eos_token_ids),
         num_layers=loaded.config.num_layers,
@@ -187,6 +191,25 @@ def choose_max_model_len(config: EngineConfig, base_limit: int) -> int:
             f"--max-model-len is {config.max_model_len}, but this base serves at most {base_limit} tokens."
         )
     return config.max_model_len or base_limit
+
+
+def fit_max_model_len(config: EngineConfig, wanted: int, num_blocks: int) -> int:
+    """The longest request that both the base and the KV pool can hold.
+
+    Raises:
+        StartupError: The flag asks for more than the pool holds.
+    """
+    capacity = num_blocks * config.block_size
+    if config.max_model_len > capacity:
+        raise StartupError(
+            f"--max-model-len is {config.max_model_len}, but the KV cache holds {capacity} tokens: raise "
+            f"--kv-cache-memory-bytes or lower --max-model-len."
+        )
+    if wanted > capacity:
+        _log.warning(
+            "the KV cache holds %d tokens, so requests may have at most that many (base: %d)", capacity, wanted
+        )
+    return min(wanted, capacity)
 
 
 def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[BaseSpec, str], LoaderProcess]:

@@ -68,6 +68,7 @@ class Residency:
         self._on_loaded = on_loaded
         self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
         self._loading: set[str] = set()
+        self._unwanted: set[str] = set()
         self._failures: dict[str, Failure] = {}
         self.num_host_evictions = 0
 
@@ -100,6 +101,7 @@ class Residency:
 
     def prefetch(self, digest: str) -> None:
         """Start to bring a digest to host memory unless it is there, on its way, or lately failed."""
+        self._unwanted.discard(digest)
         if digest in self._host or digest in self._loading or self.find_failure(digest) is not None:
             return
         self._loading.add(digest)
@@ -120,14 +122,16 @@ class Residency:
         """Forget the digest: its slot takes no new requests and empties when the running ones have ended."""
         self._host.pop(digest, None)
         self._failures.pop(digest, None)
+        if digest in self._loading:
+            self._unwanted.add(digest)
         slot_id = self.slots.find(digest)
         if slot_id is not None and self.slots.slots[slot_id].state is SlotState.READY:
             self.slots.drain(slot_id)
             self._finish_drain(slot_id)
 
     def is_gone(self, digest: str) -> bool:
-        """Whether neither a slot nor host memory holds the digest."""
-        return self.slots.find(digest) is None and digest not in self._host
+        """Whether neither a slot nor host memory nor a load holds the digest."""
+        return self.slots.find(digest) is None and digest not in self._host and digest not in self._loading
 
     def find_failure(self, digest: str) -> RequestError | None:
         """Why the digest cannot be loaded at the moment, or None when it may be tried."""
@@ -168,6 +172,9 @@ class Residency:
         except OSError as error:
             return LoadFailed(done.digest, "pack", "adapter_loading", f"Host memory failed: {error}", is_content=False)
         self._failures.pop(done.digest, None)
+        if done.digest in self._unwanted:
+            self._unwanted.discard(done.digest)
+            return done
         self._host[done.digest] = adapter
         self._trim_host()
         return done
@@ -180,6 +187,7 @@ class Residency:
             self.num_host_evictions += 1
 
     def _note_failure(self, failed: LoadFailed) -> None:
+        self._unwanted.discard(failed.digest)
         previous = self._failures.get(failed.digest)
         num_failures = previous.num_failures + 1 if previous else 1
         wait_s = min(_MAX_BACKOFF_S, 2.0 ** (num_failures - 1))

@@ -1,6 +1,6 @@
 """The loader process, `python -m loraplex_engine.lora.worker`: fetches, verifies and packs beside the step loop.
 
-Runs at SCHED_IDLE with one thread and without torch, so that a load costs running streams next to nothing. Reads a
+Runs at SCHED_IDLE and without torch, so that a load costs running streams next to nothing. Reads a
 WorkerLaunch from stdin; dies with its parent.
 """
 
@@ -14,6 +14,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +46,28 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Serve load jobs, one at a time, until the parent ends."""
+    """Serve load jobs until the parent ends."""
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerLaunch)
     become_background()
     client = ArtifactClient(launch.registry_url, launch.engine_key) if launch.registry_url else None
     disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client)
     socket = zmq.Context().socket(zmq.PAIR)
     socket.bind(launch.endpoint)
+    serve(socket, lambda digest: load(digest, disk, launch.dtype))
+    return 0
+
+
+def serve(socket: zmq.Socket[bytes], load_one: Callable[[str], LoadResult]) -> None:
+    """Take jobs and give results for ever; a few at a time, so that one slow download holds up no other."""
+    pool = ThreadPoolExecutor(_MAX_LOADS)
+    running: set[Future[LoadResult]] = set()
     while True:
-        job = msgspec.msgpack.decode(socket.recv(), type=LoadJob)
-        socket.send(msgspec.msgpack.encode(load(job.digest, disk, launch.dtype)))
+        if socket.poll(_PATIENCE_MS if running else None):
+            job = msgspec.msgpack.decode(socket.recv(), type=LoadJob)
+            running.add(pool.submit(load_one, job.digest))
+        for future in [future for future in running if future.done()]:
+            running.discard(future)
+            socket.send(msgspec.msgpack.encode(future.result()))
 
 
 def load(digest: str, disk: AdapterDisk, dtype: str) -> LoadResult:
@@ -118,6 +132,8 @@ def become_background() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+_MAX_LOADS = 4
+_PATIENCE_MS = 5
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files of mode 0600 whose names go as soon as they are mapped
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}

@@ -98,6 +98,10 @@ class Scheduler:
         doomed = [request for request in self.waiting if request.digest == digest]
         return [self._fail(request, error) for request in doomed]
 
+    def fail_plan(self, plan: StepPlan, error: RequestError) -> list[TokenEvent]:
+        """End the requests of a step that could not be computed; nothing of it has entered the prefix index."""
+        return [self._fail(row.request, error) for row in plan.rows]
+
     def expire(self) -> list[TokenEvent]:
         """End requests whose time is over: the deadline, the wait for a turn, the wait for an adapter."""
         now = self._clock()

@@ -34,6 +34,8 @@ class ArtifactServer:
     def __init__(self) -> None:
         self.folders: dict[str, Path] = {}
         self.is_down = False
+        self.stalled = ""
+        self.resume = threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,6 +58,8 @@ class ArtifactServer:
         if self.is_down:
             return None
         _, _, _, digest, *rest = path.split("/")
+        if digest == self.stalled:
+            self.resume.wait(30)
         folder = self.folders.get(digest)
         if folder is None:
             return None
@@ -211,6 +215,16 @@ def test_registry_that_was_down_is_tried_again(core: Core, put: Any, registry: A
     time.sleep(1.1)
     add(core, "up", digest)
     assert len(tokens(core.collect("up")["up"])) == 4
+
+
+def test_slow_download_holds_up_no_other_adapter(core: Core, put: Any, registry: ArtifactServer) -> None:
+    slow, fast = put(21), put(22)
+    registry.stalled = slow
+    add(core, "slow", slow)
+    add(core, "fast", fast)
+    assert len(tokens(core.collect("fast")["fast"])) == 4
+    registry.resume.set()
+    assert len(tokens(core.collect("slow")["slow"])) == 4
 
 
 def test_abort_ends_a_request_and_says_what_it_cost(core: Core) -> None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.errors import LoadFailedError, TooLargeForCacheError
+from loraplex_engine.errors import LoadFailedError, StepFailedError, TooLargeForCacheError
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora import residency as residency_module
 from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadResult, PackedAdapter
@@ -314,6 +314,33 @@ def test_invalid_output_ends_only_its_own_request() -> None:
         "bad": "adapter_output_invalid",
     }
     world.scheduler.check_integrity()
+
+
+def test_step_that_fails_ends_its_own_requests_and_gives_back_their_blocks() -> None:
+    world = World(budget=4)
+    world.request("in the step")
+    world.request("behind it")
+    plan = world.scheduler.schedule()
+    (event,) = world.scheduler.fail_plan(plan, StepFailedError())
+    assert (event.request_id, event.finish) == ("in the step", "error")
+    world.scheduler.check_integrity()
+    assert shape(world.step()[0]) == [("behind it", 0, 4, True)]
+
+
+def test_adapter_dropped_on_its_way_is_not_kept_unless_it_is_wanted_again() -> None:
+    world = World()
+    world.residency.prefetch("d1")
+    world.residency.drop("d1")
+    assert not world.residency.is_gone("d1")
+    world.loader.finish("d1")
+    world.residency.poll()
+    assert world.residency.is_gone("d1")
+    world.residency.prefetch("d2")
+    world.residency.drop("d2")
+    world.request("again", digest="d2")
+    world.loader.finish("d2")
+    world.residency.poll()
+    assert shape(world.step()[0]) == [("again", 0, 4, True)]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
