@@ -34,6 +34,8 @@ class ArtifactClient:
             headers={"Authorization": f"Bearer {engine_key}", "Accept-Encoding": "identity"},
             timeout=_TIMEOUT,
             transport=transport,
+            # a proxy of the environment would see the engine key
+            trust_env=False,
         )
 
     def close(self) -> None:

@@ -146,6 +146,17 @@ def test_client_tries_again_when_a_connection_breaks(tmp_path: Path) -> None:
     client.close()
 
 
+def test_engine_key_goes_to_no_proxy_of_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    client = ArtifactClient(url, ENGINE_KEY)
+    with pytest.raises(ArtifactMissingError):
+        client.manifest("sha256:" + "0" * 64)
+    client.close()
+
+
 def test_client_follows_no_redirect(tmp_path: Path) -> None:
     moved = httpx.MockTransport(lambda request: httpx.Response(307, headers={"Location": "http://elsewhere/x"}))
     client = ArtifactClient("http://registry", "key", transport=moved)
