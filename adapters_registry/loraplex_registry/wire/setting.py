@@ -63,7 +63,7 @@ SETTINGS: tuple[Setting, ...] = (
     _secret("LORAPLEX_API_KEY", (_CLIENT,), "The key with which the command line calls"),
     _secret("LORAPLEX_ADMIN_KEY", (_GATEWAY, _UP), "The bootstrap admin key; made on first start if absent"),
     Setting("LORAPLEX_LISTEN", _SERVERS, "Address to listen on, HOST:PORT"),
-    Setting("LORAPLEX_PUBLIC_URL", (_GATEWAY, _UP), "The address clients use, for links"),
+    _later("LORAPLEX_PUBLIC_URL", (_GATEWAY, _UP), "The address clients use, for links"),
     Setting("LORAPLEX_DATA_DIR", _CONTROL, "Folder of database, objects and keys of one machine"),
     Setting(
         "LORAPLEX_CACHE_DIR", (*_SERVERS, _CLIENT), "Machine-wide cache of bases and built code", "~/.cache/loraplex"
@@ -91,7 +91,7 @@ SETTINGS: tuple[Setting, ...] = (
     _later("LORAPLEX_METRICS_LISTEN", (_GATEWAY, _UP), "Address for /metrics alone, HOST:PORT"),
     Setting("LORAPLEX_LOG_LEVEL", _SERVERS, "debug, info, warning or error", "info"),
     Setting("LORAPLEX_NATIVE", (_ENGINE, _UP), "0 uses the torch forms instead of compiled code", "1"),
-    Setting("LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens test routes on loopback", "0"),
+    _later("LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens test routes on loopback"),
     _engine_flag("MAX_MODEL_LEN", "Longest context, tokens"),
     _engine_flag("MAX_NUM_SEQS", "Most running requests"),
     _engine_flag("MAX_NUM_BATCHED_TOKENS", "Most tokens in a step"),
