@@ -186,21 +186,6 @@ class Completion(msgspec.Struct, omit_defaults=True):
     usage: Usage | None = None
 
 
-class ErrorBody(msgspec.Struct):
-    """What went wrong: a sentence, its class, the field, the slug."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorResponse(msgspec.Struct):
-    """The one shape of every error."""
-
-    error: ErrorBody
-
-
 class ModelCard(msgspec.Struct):
     """One entry of /v1/models; an engine lists only its base, since it knows adapters by digest, not by name."""
 
