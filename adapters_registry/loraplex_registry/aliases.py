@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_registry.adapters.alias_row import set_targets
 from loraplex_registry.adapters.lookup import find_alias, find_version, get_adapter, list_aliases
-from loraplex_registry.adapters.page import Page, PageOrder, build_page
+from loraplex_registry.adapters.page import Page, PageOrder, build_page, parse_number
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.adapters.view import (
     AliasChangeView,
@@ -167,7 +167,7 @@ class Aliases:
             if alias is None:
                 raise NotFoundError(f"{adapter} has no alias {name}", param="alias")
             query = sa.select(AliasHistoryRow).where(AliasHistoryRow.alias_id == alias.id)
-            after = order.after(int)
+            after = order.after(parse_number)
             if after is not None:
                 query = query.where(AliasHistoryRow.revision < after)
             query = query.order_by(AliasHistoryRow.revision.desc()).limit(order.limit + 1)

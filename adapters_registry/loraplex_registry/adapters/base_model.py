@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from loraplex_registry.adapters.view import BaseView, show_base
+from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import AdapterRow, BaseRow
 from loraplex_registry.errors import InvalidRequestError, NameReservedError
@@ -60,7 +61,7 @@ def _check_spec(spec: BaseSpec) -> None:
     if len(spec.accepted_names) > _MAX_NAMES or any(not 0 < len(name) <= _MAX_NAME_LEN for name in spec.accepted_names):
         raise InvalidRequestError("accepted_names is up to 64 names of 1 to 200 characters", param="accepted_names")
     for field in ("vocab_size", "max_lora_rank", "default_context"):
-        if not 1 <= getattr(spec, field) < 2**31:
+        if not 1 <= getattr(spec, field) <= MAX_INTEGER:
             raise InvalidRequestError(f"{field} is a positive integer", param=field)
     if not spec.modules:
         raise InvalidRequestError("modules maps at least one module to its features", param="modules")

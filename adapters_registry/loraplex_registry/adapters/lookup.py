@@ -8,18 +8,21 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_registry.adapters.page import PageOrder
+from loraplex_registry.adapters.page import PageOrder, parse_number
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.adapters.view import LIVE, read_targets
+from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.db.model import AdapterRow, AliasRow, BaseRow, VersionRow
 from loraplex_registry.errors import NotFoundError
 from loraplex_registry.wire.adapter import Target
-
-_MAX_NUMBER = 2**31 - 1
+from loraplex_registry.wire.naming import is_alias_name, is_name
 
 
 async def find_adapter(session: AsyncSession, tenant: TenantRef, name: str) -> AdapterRow | None:
     """Return the tenant's adapter `name`, None if there is none or it is deleted."""
+    if not is_name(name):
+        # may hold what a database refuses to compare
+        return None
     found = await session.execute(
         sa.select(AdapterRow).where(
             AdapterRow.tenant_id == tenant.id, AdapterRow.name == name, AdapterRow.deleted_at.is_(None)
@@ -42,7 +45,7 @@ async def get_adapter(session: AsyncSession, tenant: TenantRef, name: str) -> Ad
 
 async def find_version(session: AsyncSession, adapter_id: uuid.UUID, number: int) -> VersionRow | None:
     """Return version `number` of an adapter."""
-    if not 1 <= number <= _MAX_NUMBER:
+    if not 1 <= number <= MAX_INTEGER:
         return None
     found = await session.execute(
         sa.select(VersionRow).where(VersionRow.adapter_id == adapter_id, VersionRow.number == number)
@@ -65,6 +68,8 @@ async def get_version(session: AsyncSession, tenant: TenantRef, name: str, numbe
 
 async def find_alias(session: AsyncSession, adapter_id: uuid.UUID, name: str) -> AliasRow | None:
     """Return the row of an alias, also of a deleted one."""
+    if not is_alias_name(name):
+        return None
     found = await session.execute(sa.select(AliasRow).where(AliasRow.adapter_id == adapter_id, AliasRow.name == name))
     return found.scalar_one_or_none()
 
@@ -106,7 +111,7 @@ async def list_adapters(session: AsyncSession, tenant: TenantRef, order: PageOrd
 async def list_versions(session: AsyncSession, adapter_id: uuid.UUID, order: PageOrder) -> Sequence[VersionRow]:
     """Return one more than a page of an adapter's versions, newest first."""
     query = sa.select(VersionRow).where(VersionRow.adapter_id == adapter_id)
-    after = order.after(int)
+    after = order.after(parse_number)
     if after is not None:
         query = query.where(VersionRow.number < after)
     return (await session.execute(query.order_by(VersionRow.number.desc()).limit(order.limit + 1))).scalars().all()

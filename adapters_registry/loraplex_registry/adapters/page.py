@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.errors import InvalidRequestError
 
 T = TypeVar("T")
@@ -45,6 +46,18 @@ class PageOrder(msgspec.Struct, frozen=True):
             raise InvalidRequestError(
                 "the cursor is not one that a list gave; start without it", param="cursor"
             ) from error
+
+
+def parse_number(text: str) -> int:
+    """Return a number that a cursor holds.
+
+    Raises:
+        ValueError: No row can have it.
+    """
+    number = int(text)
+    if not 1 <= number <= MAX_INTEGER:
+        raise ValueError(f"{number} is not 1 to {MAX_INTEGER}")
+    return number
 
 
 def build_page_order(limit: str | None, cursor: str | None) -> PageOrder:

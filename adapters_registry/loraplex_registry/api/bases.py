@@ -11,6 +11,7 @@ from loraplex_registry.adapters.view import BaseView, show_base
 from loraplex_registry.api.caller import check_admin
 from loraplex_registry.api.reading import read_json, read_page_order
 from loraplex_registry.api.service import Call, Work
+from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.errors import InvalidRequestError
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
 
@@ -37,8 +38,8 @@ class _NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             path: ModuleSpec(*module) if isinstance(module, tuple) else module for path, module in self.modules.items()
         }
         for path, module in modules.items():
-            if min(module.out_features, module.in_features) < 1:
-                raise InvalidRequestError(f"{path} has features below 1", param="modules")
+            if not all(1 <= features <= MAX_INTEGER for features in (module.out_features, module.in_features)):
+                raise InvalidRequestError(f"{path} has features that are not 1 to {MAX_INTEGER}", param="modules")
         return modules
 
 

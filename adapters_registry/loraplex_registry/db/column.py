@@ -13,6 +13,9 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 from loraplex_registry.wire.ids import new_uuid
 from loraplex_registry.wire.naming import METADATA_NAMING
 
+MAX_INTEGER = 2**31 - 1
+"""What an integer column holds on every dialect."""
+
 
 class UtcDateTime(sa.TypeDecorator[datetime]):
     """An aware instant in UTC, also where the database (SQLite) forgets the zone."""

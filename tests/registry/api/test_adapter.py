@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
@@ -84,6 +85,31 @@ async def test_lists_are_paged_newest_first(world: World, make_adapter: Any) -> 
         answer = await team("GET", T, params=query)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
     assert (await team("GET", T, params={"page": "2"})).json()["error"]["code"] == "unknown_parameter"
+
+
+@pytest.mark.parametrize("number", [str(2**31), str(2**63), str(2**70), "9" * 5000, "-1"])
+async def test_numbers_that_no_column_holds_are_the_clients_mistake(
+    world: World, make_adapter: Any, number: str
+) -> None:
+    team = world.caller()
+    await team.upload(A, make_adapter(1))
+    cursor = base64.urlsafe_b64encode(number.encode()).decode()
+    for path in (f"{A}/versions", f"{A}/aliases/live/history"):
+        answer = await team("GET", path, params={"cursor": cursor})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cursor")
+    for path in (f"{A}/versions/{number}", f"{A}/versions/{number}/report", f"{A}/versions/{number}/files/README.md"):
+        assert (await team("GET", path)).status_code == 404
+    assert (await team("GET", T, params={"limit": number})).status_code == 400
+    targets = {"targets": [{"version": number, "weight": 100}]}
+    body = str(targets).replace("'", '"').replace(f'"{number}"', number)
+    moved = await team("PUT", f"{A}/aliases/live", content=body, headers={"If-Match": f'"{number}", "1"'})
+    assert moved.status_code in (400, 404)
+
+
+async def test_names_that_nobody_can_have_are_not_found(world: World) -> None:
+    for name in ("a%00b", "%F0%9F%99%82", "x" * 3000):
+        for path in (f"{T}/{name}", f"{T}/{name}/versions/1", f"{T}/{name}/aliases/live", f"{A}/aliases/{name}"):
+            assert (await world.caller()("GET", path)).status_code == 404
 
 
 async def test_first_live_adapter_is_the_default_until_told_otherwise(world: World, make_adapter: Any) -> None:

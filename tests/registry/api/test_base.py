@@ -50,6 +50,8 @@ async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_ada
         ({"vocab_size": 0}, "vocab_size"),
         ({"modules": {}}, "modules"),
         ({"modules": {"a": [0, 1]}}, "modules"),
+        ({"modules": {"a": [1, 2**70]}}, "modules"),
+        ({"vocab_size": 2**70}, "vocab_size"),
         ({"colour": 1}, "colour"),
     ],
 )
