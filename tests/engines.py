@@ -20,7 +20,7 @@ from loraplex_engine.core.request import Request
 from loraplex_engine.engine import Engine
 from loraplex_engine.loop.assembly import build_engine
 from loraplex_engine.lora.disk import AdapterDisk
-from loraplex_engine.lora.packed import LoadResult
+from loraplex_engine.lora.packed import LoadFailed, PackedAdapter, map_packed
 from loraplex_engine.lora.worker import load
 from loraplex_engine.wire.messages import SamplingParams, TokenEvent
 from loraplex_registry.peft.check import check_adapter
@@ -67,8 +67,11 @@ class FolderLoader:
     def start(self, digest: str) -> None:
         self._waiting.append(digest)
 
-    def take_finished(self) -> list[LoadResult]:
-        return [load(self._waiting.pop(0), self._disk, self._dtype)] if self._waiting else []
+    def take_finished(self) -> list[PackedAdapter | LoadFailed]:
+        if not self._waiting:
+            return []
+        result = load(self._waiting.pop(0), self._disk, self._dtype)
+        return [result if isinstance(result, LoadFailed) else map_packed(*result)]
 
     def put(self, folder: Path) -> str:
         """Make a PEFT folder loadable; returns its digest."""

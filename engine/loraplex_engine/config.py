@@ -30,8 +30,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that run at once."""
     max_num_batched_tokens: int = 512
     """Tokens computed in one step, at most."""
-    gpu_memory_utilization: float = 0.90
-    """Share of the accelerator's memory for the engine; not used on the CPU."""
     kv_cache_memory_bytes: int = 0
     """Bytes of the KV pool; 0 = min(2 GiB, 20 % of memory) on the CPU."""
     block_size: int = 16
@@ -52,8 +50,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request may wait for its adapter."""
     queue_timeout_s: float = 60.0
     """How long a request may wait in the queue."""
-    seed: int = 0
-    """Kept for tools that pass it; sampling is seeded by request."""
     cpu_threads: int = 0
     """Threads of the step loop; 0 = the cores this process may use."""
 
@@ -89,7 +85,6 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_model_len", 0, 1 << 20),
     ("max_num_seqs", 1, 1024),
     ("max_num_batched_tokens", 1, 1 << 20),
-    ("gpu_memory_utilization", 0.05, 1.0),
     ("kv_cache_memory_bytes", 0, 1 << 50),
     ("block_size", 1, 256),
     ("max_loras", 1, 1024),
@@ -97,14 +92,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_lora_rank", 1, 512),
     ("adapter_load_timeout_s", 0.1, 3600),
     ("queue_timeout_s", 0.1, 3600),
-    ("seed", 0, 2**63 - 1),
     ("cpu_threads", 0, 1024),
 )
-
-
-def default_cache_dir() -> Path:
-    """The machine-wide cache: LORAPLEX_CACHE_DIR, else `~/.cache/loraplex`."""
-    return Path(os.environ.get("LORAPLEX_CACHE_DIR") or Path.home() / ".cache" / "loraplex")
 
 
 def available_cpus() -> int:

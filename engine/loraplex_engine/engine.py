@@ -96,11 +96,19 @@ class Engine:
         Raises:
             EngineError: A request failed; the message says why.
         """
-        for request in requests:
-            assert request.wants_logits
-            self._scored[request.request_id] = []
-            self.add(request)
-        pending = {request.request_id for request in requests}
+        try:
+            for request in requests:
+                assert request.wants_logits
+                self._scored[request.request_id] = []
+                self.add(request)
+            self._finish_scores({request.request_id for request in requests})
+            return [_join(self._scored[request.request_id]) for request in requests]
+        finally:
+            for request in requests:
+                self.abort(request.request_id)
+                self._scored.pop(request.request_id, None)
+
+    def _finish_scores(self, pending: set[str]) -> None:
         while pending:
             events = [event for event in self.step() if event.request_id in pending and event.finish]
             for event in events:
@@ -109,7 +117,6 @@ class Engine:
                 pending.discard(event.request_id)
             if not events and not self.has_running:
                 time.sleep(_SCORE_POLL_S)
-        return [_join(self._scored.pop(request.request_id)) for request in requests]
 
     def state(self) -> dict[str, Any]:
         """Facts of the moment for `GET /internal/state`."""

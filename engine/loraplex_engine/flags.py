@@ -39,7 +39,6 @@ FLAGS = (
     Flag("max-model-len", "max_model_len", int, "longest prompt plus answer, tokens (default: the base's)"),
     Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once"),
     Flag("max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most"),
-    Flag("gpu-memory-utilization", "gpu_memory_utilization", float, "share of the accelerator's memory, 0 to 1"),
     Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", int, "size of the KV cache, bytes"),
     Flag("block-size", "block_size", int, "positions of one KV block"),
     Flag("dtype", "dtype", str, "auto, float32 or bfloat16"),
@@ -48,11 +47,12 @@ FLAGS = (
     Flag("max-lora-rank", "max_lora_rank", int, "highest rank"),
     Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds"),
     Flag("device", "device", str, "auto or cpu"),
-    Flag("seed", "seed", int, "seed of choices that no request seeds"),
     Flag("cpu-threads", "cpu_threads", int, "threads of the step loop (default: the cores it may use)"),
     Flag("served-model-name", "served_model_name", str, "name under which the base is served"),
 )
 LATER = (
+    Later("gpu-memory-utilization", "0.90", "The engine runs on the CPU; size its cache by --kv-cache-memory-bytes."),
+    Later("seed", "0", "Each request is seeded by its own `seed`; one for the whole engine is not built yet."),
     Later("kv-cache-dtype", "auto", "The KV cache has the model's dtype; another one is not built yet."),
     Later("quantization", "none", "Quantised weights are not built yet."),
     Later("tensor-parallel-size", "1", "Splitting the base over cards is not built yet."),
@@ -126,6 +126,13 @@ def _parse_switch(name: str, text: str) -> bool:
     return value
 
 
+def _is_same_number(text: str, other: str) -> bool:
+    try:
+        return float(text) == float(other)
+    except ValueError:
+        return False
+
+
 def _check_later(later: Later, text: str | None) -> None:
-    if text is not None and text.lower() != later.only:
+    if text is not None and text.lower() != later.only and not _is_same_number(text, later.only):
         raise ConfigError(f"--{later.name} is {text!r}: {later.reason}")

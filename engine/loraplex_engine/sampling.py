@@ -14,6 +14,9 @@ from torch import Tensor
 from loraplex_engine.wire.messages import SamplingParams
 
 _MASK = (1 << 64) - 1
+_GREEDY_BELOW = 1e-5
+"""Temperatures under it are greedy: float32 could not tell the second choice from nothing."""
+
 _MAX_TOP = 1024
 """Candidates looked at before a full sort becomes necessary; 3 ms against 24 at batch 16 over 49,152 logits."""
 
@@ -31,7 +34,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     """
     greedy = logits.argmax(dim=-1).tolist()
     return [
-        greedy[row] if p.temperature == 0 else _sample_row(logits[row], p, uniform(p.seed, p.choice, position))
+        greedy[row] if p.temperature < _GREEDY_BELOW else _sample_row(logits[row], p, position)
         for row, (p, position) in enumerate(zip(params, positions, strict=True))
     ]
 
@@ -56,13 +59,15 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _sample_row(logits: Tensor, params: SamplingParams, number: float) -> int:
+def _sample_row(logits: Tensor, params: SamplingParams, position: int) -> int:
+    number = uniform(params.seed, params.choice, position)
     probabilities = torch.softmax((logits - logits.max()) / params.temperature, dim=-1)
     if params.top_k == 0 and params.top_p >= 1.0:
         return _invert(_cut_min_p(probabilities, params.min_p), number)
     probabilities, token_ids = _top(probabilities, params)
     before = probabilities.cumsum(dim=-1) - probabilities
     kept = torch.where(before < params.top_p, probabilities, 0.0)
+    kept[0] = probabilities[0]
     return int(token_ids[_invert(_cut_min_p(kept, params.min_p), number)])
 
 

@@ -8,6 +8,7 @@ Run it while nothing else runs.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import sys
@@ -21,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engines import ATTENTION, QV, SEVEN, EngineWorld
 from loraplex_engine.bases.pull import pull
-from loraplex_engine.config import default_cache_dir
 from support import write_adapter
 
 _ADAPTERS = [(8, QV), (16, ATTENTION), (4, SEVEN), (8, ATTENTION), (32, SEVEN), (64, SEVEN), (8, SEVEN), (64, QV)]
 _NUM_ROWS = 16
+_CACHE_DIR = Path(os.environ.get("LORAPLEX_CACHE_DIR") or Path.home() / ".cache" / "loraplex")
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         world = EngineWorld(
-            pull("smollm2-135m", default_cache_dir()), Path(folder), dtype=args.dtype, kv_cache_memory_bytes=1 << 30
+            pull("smollm2-135m", _CACHE_DIR), Path(folder), dtype=args.dtype, kv_cache_memory_bytes=1 << 30
         )
         digests = _put_adapters(world, Path(folder))
         print(f"SmolLM2-135M, {world.engine.facts.dtype}, {torch.get_num_threads()} threads; adapters of ranks 4 to 64")
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 def _put_adapters(world: EngineWorld, folder: Path) -> list[str]:
-    base = pull("smollm2-135m", default_cache_dir())
+    base = pull("smollm2-135m", _CACHE_DIR)
     return [
         world.put(write_adapter(folder / f"a{seed}", base, rank=rank, targets=targets, seed=seed, std=0.02))
         for seed, (rank, targets) in enumerate(_ADAPTERS)

@@ -1,51 +1,72 @@
-"""Calls about adapters that are answered later: warm up a digest, drop a digest."""
+"""Calls about adapters that are answered later: warm up a digest, drop a digest. Each has a bound."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from loraplex_engine.errors import LoadTimeoutError, RequestError
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.wire.messages import DropAdapter, ErrorInfo, LoadAdapter, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    call: LoadAdapter | DropAdapter
+    expires_at: float
 
 
 class AdapterCalls:
     """Pending `LoadAdapter` and `DropAdapter` calls of the core's loop."""
 
-    def __init__(self, residency: Residency) -> None:
+    def __init__(self, residency: Residency, timeout_s: float, clock: Callable[[], float]) -> None:
         self._residency = residency
-        self._loads: list[LoadAdapter] = []
-        self._drops: list[DropAdapter] = []
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._pending: list[_Pending] = []
 
     @property
     def is_pending(self) -> bool:
         """Whether a call waits for its answer."""
-        return bool(self._loads or self._drops)
+        return bool(self._pending)
 
-    def load(self, call: LoadAdapter) -> None:
-        """Begin to make a digest resident."""
-        self._residency.prefetch(call.digest)
-        self._loads.append(call)
-
-    def drop(self, call: DropAdapter) -> None:
-        """Begin to drain a digest."""
-        self._residency.drop(call.digest)
-        self._drops.append(call)
+    def add(self, call: LoadAdapter | DropAdapter) -> None:
+        """Begin what the call asks for."""
+        if isinstance(call, LoadAdapter):
+            self._residency.prefetch(call.digest)
+        else:
+            self._residency.drop(call.digest)
+        self._pending.append(_Pending(call, self._clock() + self._timeout_s))
 
     def settle(self) -> list[Reply]:
         """Answers of the calls that have come to their end."""
-        loads = [(call, self._try_load(call)) for call in self._loads]
-        drops = [(call, self._try_drop(call)) for call in self._drops]
-        self._loads = [call for call, reply in loads if reply is None]
-        self._drops = [call for call, reply in drops if reply is None]
-        return [reply for _, reply in [*loads, *drops] if reply is not None]
+        answered = [(pending, self._find_answer(pending)) for pending in self._pending]
+        self._pending = [pending for pending, reply in answered if reply is None]
+        return [reply for _, reply in answered if reply is not None]
+
+    def _find_answer(self, pending: _Pending) -> Reply | None:
+        call = pending.call
+        reply = self._try_load(call) if isinstance(call, LoadAdapter) else self._try_drop(call)
+        if reply is None and self._clock() >= pending.expires_at:
+            return _refuse(call.call_id, LoadTimeoutError("The adapter is still in use, or every slot is; try again."))
+        return reply
 
     def _try_load(self, call: LoadAdapter) -> Reply | None:
         failure = self._residency.find_failure(call.digest)
         if failure is not None:
-            return Reply(call.call_id, error=ErrorInfo(failure.code, str(failure), failure.retry_after_s))
+            return _refuse(call.call_id, failure)
         slot_id = self._residency.try_make_ready(call.digest)
         if slot_id is None:
+            self._residency.prefetch(call.digest)
             return None
         self._residency.keep(call.digest, is_kept=call.pin)
         return Reply(call.call_id, {"digest": call.digest, "slot": slot_id, "pinned": call.pin})
 
     def _try_drop(self, call: DropAdapter) -> Reply | None:
-        return Reply(call.call_id, {"digest": call.digest}) if self._residency.is_gone(call.digest) else None
+        if self._residency.is_draining(call.digest):
+            return None
+        return Reply(call.call_id, {"digest": call.digest})
+
+
+def _refuse(call_id: int, error: RequestError) -> Reply:
+    return Reply(call_id, error=ErrorInfo(error.code, str(error), error.retry_after_s))

@@ -6,6 +6,7 @@ Knows sockets and the engine, nothing of HTTP or text. Idle, it sleeps on its so
 from __future__ import annotations
 
 import logging
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -19,13 +20,12 @@ from loraplex_engine.engine import Engine
 from loraplex_engine.errors import EngineError, RequestError
 from loraplex_engine.loop.assembly import build_engine, build_loader_process
 from loraplex_engine.loop.calls import AdapterCalls
-from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.wire import messages as wire
-from loraplex_registry.peft.spec import BaseSpec
 
 _log = logging.getLogger(__name__)
 _MAX_IDLE_MS = 200
 _WAITING_MS = 10
+_CHECK_EVERY_S = 10.0
 
 
 def run_core(launch: CoreLaunch) -> int:
@@ -34,6 +34,8 @@ def run_core(launch: CoreLaunch) -> int:
     Returns:
         The exit code: 0, or 3 when the engine cannot start.
     """
+    # compiled ops are kept where the flag says, also for code that only knows the setting
+    os.environ["LORAPLEX_CACHE_DIR"] = launch.config.cache_dir
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     inbox.connect(launch.to_core)
@@ -43,24 +45,18 @@ def run_core(launch: CoreLaunch) -> int:
         outbox.send(wire.encode(message))
 
     try:
-        engine, loader = _build(launch, lambda stage: send(wire.CoreProgress(stage)))
+        engine = build_engine(
+            launch.config,
+            build_loader_process(launch.config, launch.engine_key),
+            lambda stage: send(wire.CoreProgress(stage)),
+        )
     except (EngineError, MemoryError, OSError) as error:
         send(wire.CoreFailed(str(error) or type(error).__name__))
         outbox.close(linger=2000)
         return 3
     send(engine.facts)
-    CoreLoop(engine, inbox, send, wake_sockets=[loader.socket]).run()
+    CoreLoop(engine, inbox, send, launch.config.adapter_load_timeout_s).run()
     return 0
-
-
-def _build(launch: CoreLaunch, on_progress: Callable[[str], None]) -> tuple[Engine, LoaderProcess]:
-    loaders: list[LoaderProcess] = []
-
-    def build_loader(spec: BaseSpec, dtype_name: str) -> LoaderProcess:
-        loaders.append(build_loader_process(launch.config, launch.engine_key)(spec, dtype_name))
-        return loaders[0]
-
-    return build_engine(launch.config, build_loader, on_progress), loaders[0]
 
 
 class CoreLoop:
@@ -71,16 +67,14 @@ class CoreLoop:
         engine: Engine,
         inbox: zmq.Socket[bytes],
         send: Callable[[wire.ToFront], None],
-        wake_sockets: list[zmq.Socket[bytes]],
+        call_timeout_s: float,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._send = send
-        self._calls = AdapterCalls(engine.residency)
+        self._calls = AdapterCalls(engine.residency, call_timeout_s, time.monotonic)
+        self._checked_at = 0.0
         self._drain_calls: list[int] = []
-        self._poller = zmq.Poller()
-        for socket in (inbox, *wake_sockets):
-            self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
         """Serve for ever; the process ends with its parent."""
@@ -99,15 +93,22 @@ class CoreLoop:
             for call_id in self._drain_calls:
                 self._send(wire.Reply(call_id, {"drained": True}))
             self._drain_calls.clear()
+        self._check_when_idle()
+
+    def _check_when_idle(self) -> None:
+        """Assert now and then that nothing leaked; a core that has lost count ends, and its front starts another."""
+        if not self._engine.has_requests and time.monotonic() - self._checked_at > _CHECK_EVERY_S:
+            self._engine.check_integrity()
+            self._checked_at = time.monotonic()
 
     def _patience_ms(self) -> int:
-        """How long to sleep for want of work; the sockets wake it earlier."""
+        """How long to sleep for want of work; a message wakes it earlier, a finished load is seen at the next look."""
         if self._engine.has_running:
             return 0
         return _WAITING_MS if self._engine.has_requests or self._calls.is_pending else _MAX_IDLE_MS
 
     def _hear(self, patience_ms: int) -> None:
-        self._poller.poll(patience_ms)
+        self._inbox.poll(patience_ms)
         events: list[wire.TokenEvent] = []
         while self._inbox.poll(0):
             event = self._handle(wire.decode_to_core(self._inbox.recv()))
@@ -122,10 +123,8 @@ class CoreLoop:
                 return self._add(message)
             case wire.AbortRequest():
                 return self._engine.abort(message.request_id, message.reason)
-            case wire.LoadAdapter():
-                self._calls.load(message)
-            case wire.DropAdapter():
-                self._calls.drop(message)
+            case wire.LoadAdapter() | wire.DropAdapter():
+                self._calls.add(message)
             case wire.Drain():
                 self._engine.scheduler.is_draining = True
                 self._drain_calls.append(message.call_id)

@@ -37,7 +37,7 @@ class DeviceBank:
     def _matrices(self, adapter: PackedAdapter) -> Iterator[tuple[PackedModule, Tensor, Tensor]]:
         dtype = self.table.dtype
         whole = torch.frombuffer(adapter.buffer, dtype=dtype)
-        for module in adapter.modules:
+        for module in adapter.facts.modules:
             a_start, b_start = module.a_start // dtype.itemsize, module.b_start // dtype.itemsize
             a = whole[a_start : a_start + module.rank * module.in_features]
             b = whole[b_start : b_start + module.rank * module.out_features]

@@ -23,6 +23,9 @@ _WEIGHTS = "adapter_model.safetensors"
 _FILES = ("adapter_config.json", _WEIGHTS, "chat_template.jinja")
 """The files that the digest is made of; the others of a version stay in the registry."""
 
+_ABANDONED_S = 24 * 3600
+_MAX_PLANS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class VerifiedAdapter:
@@ -43,6 +46,7 @@ class AdapterDisk:
         self._client = client
         self._verified: dict[str, AdapterPlan] = {}
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sweep()
 
     def get(self, digest: str) -> VerifiedAdapter:
         """Return the verified adapter, fetching it if it is not here; a copy that fails is fetched once more.
@@ -52,18 +56,17 @@ class AdapterDisk:
             ArtifactError: The registry does not answer or has no such artifact.
         """
         folder = self._root / artifact_path(digest)
-        for is_last in (False, True):
-            fetch_s = self._fetch(digest, folder)
-            started_at = time.monotonic()
-            try:
-                plan = self._verify(digest, folder)
-            except DigestMismatchError:
-                shutil.rmtree(folder, ignore_errors=True)
-                if is_last:
-                    raise
-                continue
-            return VerifiedAdapter(plan, folder / _WEIGHTS, fetch_s, time.monotonic() - started_at)
-        raise AssertionError("unreachable")
+        try:
+            return self._get_once(digest, folder)
+        except DigestMismatchError:
+            shutil.rmtree(folder, ignore_errors=True)
+            return self._get_once(digest, folder)
+
+    def _get_once(self, digest: str, folder: Path) -> VerifiedAdapter:
+        fetch_s = self._fetch(digest, folder)
+        started_at = time.monotonic()
+        plan = self._verify(digest, folder)
+        return VerifiedAdapter(plan, folder / _WEIGHTS, fetch_s, time.monotonic() - started_at)
 
     def _fetch(self, digest: str, folder: Path) -> float:
         if folder.is_dir():
@@ -80,16 +83,27 @@ class AdapterDisk:
             for name in present.intersection(_FILES):
                 self._client.fetch_file(digest, name, target / name)
                 _sync(target / name)
-            self._verified[digest] = self._check(digest, target)
+            self._remember(digest, self._check(digest, target))
             shutil.rmtree(folder, ignore_errors=True)
             target.rename(folder)
         _sync(folder.parent)
         return time.monotonic() - started_at
 
+    def _sweep(self) -> None:
+        """Remove what fetches left behind that were killed long ago; a younger one may still run."""
+        for left in self._root.glob(".fetch-*"):
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
+
     def _verify(self, digest: str, folder: Path) -> AdapterPlan:
-        if digest not in self._verified:
-            self._verified[digest] = self._check(digest, folder)
-        return self._verified[digest]
+        plan = self._verified.get(digest)
+        return plan if plan is not None else self._remember(digest, self._check(digest, folder))
+
+    def _remember(self, digest: str, plan: AdapterPlan) -> AdapterPlan:
+        while len(self._verified) >= _MAX_PLANS:
+            self._verified.pop(next(iter(self._verified)), None)
+        self._verified[digest] = plan
+        return plan
 
     def _check(self, digest: str, folder: Path) -> AdapterPlan:
         # the registry has judged the base's name, perhaps overruled by an admin; the digest binds its fingerprint

@@ -1,77 +1,113 @@
-"""The core's handle on the loader process. Starts it, sends jobs, collects results, restarts it when it dies."""
+"""The core's handle on the loader process: starts it, sends jobs, collects results, replaces it when it dies."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 
 import msgspec
-import zmq
 
-from loraplex_engine.lora.packed import LoadFailed, LoadJob, LoadResult
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob, LoadResult, PackedAdapter, map_packed
 from loraplex_engine.lora.worker import WorkerLaunch
 from loraplex_registry.peft.spec import BaseSpec
 
+_MAX_BACKOFF_S = 30.0
+_decode = msgspec.msgpack.Decoder(LoadResult).decode
+
 
 class LoaderProcess:
-    """`Loader` over a helper process and one zmq socket."""
+    """`Loader` over a helper process and a socket pair, which leaves no file behind however either side ends."""
 
     def __init__(
-        self, *, cache_dir: str, base: BaseSpec, dtype: str, registry_url: str = "", engine_key: str = ""
+        self,
+        *,
+        cache_dir: str,
+        base: BaseSpec,
+        dtype: str,
+        registry_url: str = "",
+        engine_key: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._dir = tempfile.TemporaryDirectory(prefix="loraplex-loader-")
-        endpoint = f"ipc://{Path(self._dir.name) / 'loader'}"
-        self._launch = WorkerLaunch(endpoint, cache_dir, base, dtype, registry_url, engine_key)
-        self._context = zmq.Context()
+        self._launch = WorkerLaunch(cache_dir, base, dtype, registry_url, engine_key)
+        self._clock = clock
         self._in_flight: set[str] = set()
-        # the side that connects keeps its queue while the process is away
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self.socket.connect(endpoint)
-        self._process = self._spawn()
+        self._num_deaths = 0
+        self._restart_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection[bytes, bytes] | None = None
+        self._spawn()
 
     def start(self, digest: str) -> None:
-        """Begin to load; returns at once."""
+        """Begin to load; returns at once. While the process is away the job fails at the next `take_finished`."""
         self._in_flight.add(digest)
-        self.socket.send(msgspec.msgpack.encode(LoadJob(digest)))
+        if self._pipe is not None:
+            try:
+                self._pipe.send_bytes(msgspec.msgpack.encode(LoadJob(digest)))
+            except OSError:
+                self._bury()
 
-    def take_finished(self) -> list[LoadResult]:
-        """Results since the last call; when the process has died its jobs come back as failed."""
+    def take_finished(self) -> list[PackedAdapter | LoadFailed]:
+        """Results since the last call; when the process has died, its jobs come back as failed."""
         results = self._receive()
-        if self._process.poll() is not None:
+        if self._pipe is None:
             results += [_died(digest) for digest in sorted(self._in_flight)]
             self._in_flight.clear()
-            self._process = self._spawn()
+            if self._clock() >= self._restart_at:
+                self._spawn()
         return results
 
     def close(self) -> None:
-        """Stop the process and remove its socket."""
-        self._process.kill()
-        self._process.wait()
-        self.socket.close(linger=0)
-        self._context.term()
-        self._dir.cleanup()
+        """Stop the process."""
+        self._bury()
 
-    def _receive(self) -> list[LoadResult]:
-        results: list[LoadResult] = []
-        while self.socket.poll(0):
-            result: LoadResult = msgspec.msgpack.decode(self.socket.recv(), type=LoadResult)
-            self._in_flight.discard(result.digest)
-            results.append(result)
+    def _receive(self) -> list[PackedAdapter | LoadFailed]:
+        results: list[PackedAdapter | LoadFailed] = []
+        try:
+            while self._pipe is not None and self._pipe.poll(0):
+                result: LoadResult = _decode(self._pipe.recv_bytes())
+                self._in_flight.discard(result.digest)
+                results.append(self._map(result) if isinstance(result, LoadDone) else result)
+                self._num_deaths = 0
+        except (EOFError, OSError):
+            self._bury()
         return results
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "loraplex_engine.lora.worker"], stdin=subprocess.PIPE, close_fds=True
-        )
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(self._launch))
-        process.stdin.close()
-        return process
+    def _map(self, facts: LoadDone) -> PackedAdapter | LoadFailed:
+        assert self._pipe is not None
+        try:
+            return map_packed(facts, recv_handle(self._pipe))
+        except (OSError, ValueError) as error:
+            message = f"Host memory failed: {error}"
+            return LoadFailed(facts.digest, "pack", "adapter_loading", message, is_content=False)
+
+    def _spawn(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            argv = [sys.executable, "-m", "loraplex_engine.lora.worker", str(theirs.fileno())]
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
+        self._pipe = ours
+        try:
+            ours.send_bytes(msgspec.msgpack.encode(self._launch))
+        except OSError:
+            self._bury()
+
+    def _bury(self) -> None:
+        """Let go of a process that is dead or shall be; the next one starts after a pause that grows."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._restart_at = self._clock() + min(_MAX_BACKOFF_S, 2.0**self._num_deaths - 1)
+        self._num_deaths += 1
 
 
 def _died(digest: str) -> LoadFailed:
-    return LoadFailed(
-        digest, "fetch", "adapter_loading", "The loader process died and was restarted.", is_content=False
-    )
+    return LoadFailed(digest, "fetch", "adapter_loading", "The loader process died and is restarted.", is_content=False)

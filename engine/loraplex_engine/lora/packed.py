@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -38,10 +37,9 @@ class LoadJob(msgspec.Struct, frozen=True, tag="job"):
 
 
 class LoadDone(msgspec.Struct, frozen=True, tag="done"):
-    """The adapter lies packed in the file `path`; seconds of each stage."""
+    """The adapter lies packed in a file without a name, whose descriptor follows; seconds of each stage."""
 
     digest: str
-    path: str
     num_bytes: int
     rank: int
     modules: tuple[PackedModule, ...]
@@ -67,32 +65,27 @@ LoadResult = LoadDone | LoadFailed
 class PackedAdapter:
     """An adapter in host memory; the mapping lives as long as somebody holds this."""
 
-    digest: str
-    rank: int
-    modules: tuple[PackedModule, ...]
+    facts: LoadDone
     buffer: mmap.mmap
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of host memory."""
-        return len(self.buffer)
+    def digest(self) -> str:
+        """Identity of the adapter version."""
+        return self.facts.digest
 
 
-def map_packed(done: LoadDone) -> PackedAdapter:
-    """Map the loader's file and remove its name, so that nothing stays behind when the mapping goes.
+def map_packed(facts: LoadDone, descriptor: int) -> PackedAdapter:
+    """Map the loader's file; the descriptor is closed, so the memory goes when the mapping does.
 
     Raises:
-        OSError: The file is gone or shorter than announced.
+        OSError: The file is shorter than announced.
     """
-    fd = os.open(done.path, os.O_RDWR)
     try:
-        Path(done.path).unlink()
-        if os.fstat(fd).st_size < done.num_bytes:
-            raise OSError(f"packed adapter {done.digest} is shorter than announced")
-        buffer = mmap.mmap(fd, done.num_bytes)
+        if os.fstat(descriptor).st_size < facts.num_bytes:
+            raise OSError(f"packed adapter {facts.digest} is shorter than announced")
+        return PackedAdapter(facts, mmap.mmap(descriptor, facts.num_bytes))
     finally:
-        os.close(fd)
-    return PackedAdapter(done.digest, done.rank, done.modules, buffer)
+        os.close(descriptor)
 
 
 def plan_layout(sizes: list[tuple[int, int, int]], itemsize: int) -> tuple[list[tuple[int, int]], int]:

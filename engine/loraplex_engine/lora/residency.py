@@ -7,12 +7,12 @@ A load goes: asked for -> loading -> host memory -> slot. Only the last step nee
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from loraplex_engine.errors import DigestMismatchError, LoadFailedError, RequestError
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadResult, PackedAdapter, map_packed
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.slots.table import SlotState, SlotTable
 
 _MAX_BACKOFF_S = 30.0
@@ -24,7 +24,7 @@ class Loader(Protocol):
     def start(self, digest: str) -> None:
         """Begin to load; returns at once."""
 
-    def take_finished(self) -> list[LoadResult]:
+    def take_finished(self) -> list[PackedAdapter | LoadFailed]:
         """Results since the last call, each once; never waits."""
 
 
@@ -69,6 +69,7 @@ class Residency:
         self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
         self._loading: set[str] = set()
         self._unwanted: set[str] = set()
+        self._wanted: tuple[str, ...] = ()
         self._failures: dict[str, Failure] = {}
         self.num_host_evictions = 0
 
@@ -83,21 +84,30 @@ class Residency:
         return tuple(sorted(self._loading))
 
     def try_pin(self, digest: str) -> int | None:
-        """Pin the digest's slot for a request; None when it is not ready yet, in which case its load is under way."""
+        """Pin the digest's slot for a request; None when it is not ready yet."""
         slot_id = self.try_make_ready(digest)
         if slot_id is not None:
             self.slots.pin(slot_id)
         return slot_id
 
     def try_make_ready(self, digest: str) -> int | None:
-        """Slot of the digest if it is ready or can be made so now; else start what is missing and return None."""
+        """Slot of the digest if it is ready or can be made so now, else None; never starts a load."""
         slot_id = self.slots.find(digest)
         if slot_id is not None:
             return slot_id if self.slots.slots[slot_id].state is SlotState.READY else None
-        if digest not in self._host:
+        return self._bind(digest) if digest in self._host else None
+
+    def want(self, digests: Iterable[str]) -> None:
+        """Load ahead for waiting requests, first come first served.
+
+        Only as many as host memory can keep beside the slots' own are loaded, and those are not pushed out, so that
+        a long queue of adapters never makes loads undo each other.
+        """
+        absent = [digest for digest in dict.fromkeys(digests) if self.slots.find(digest) is None]
+        num_held = sum(slot.digest is not None for slot in self.slots.slots)
+        self._wanted = tuple(absent[: max(1, self._max_host - num_held)])
+        for digest in self._wanted:
             self.prefetch(digest)
-            return None
-        return self._bind(digest)
 
     def prefetch(self, digest: str) -> None:
         """Start to bring a digest to host memory unless it is there, on its way, or lately failed."""
@@ -129,9 +139,11 @@ class Residency:
             self.slots.drain(slot_id)
             self._finish_drain(slot_id)
 
-    def is_gone(self, digest: str) -> bool:
-        """Whether neither a slot nor host memory nor a load holds the digest."""
-        return self.slots.find(digest) is None and digest not in self._host and digest not in self._loading
+    def is_draining(self, digest: str) -> bool:
+        """Whether a drop of the digest waits for its running requests, or for a load that is on its way."""
+        slot_id = self.slots.find(digest)
+        is_slot_draining = slot_id is not None and self.slots.slots[slot_id].state is SlotState.DRAINING
+        return is_slot_draining or digest in self._unwanted
 
     def find_failure(self, digest: str) -> RequestError | None:
         """Why the digest cannot be loaded at the moment, or None when it may be tried."""
@@ -143,19 +155,21 @@ class Residency:
         failed = []
         for result in self._loader.take_finished():
             self._loading.discard(result.digest)
-            if isinstance(result, LoadDone):
-                result = self._try_admit(result)
-            if isinstance(result, LoadFailed):
+            if isinstance(result, PackedAdapter):
+                self._admit(result)
+                self._on_loaded(result.facts)
+            else:
                 self._note_failure(result)
+                self._on_loaded(result)
                 failed.append(result.digest)
-            self._on_loaded(result)
         return failed
 
     def check_integrity(self) -> None:
         """Assert that a digest is in one stage of its way and that the caps hold."""
         self.slots.check_integrity()
         assert self._loading.isdisjoint(self._host)
-        assert len(self._host) <= max(self._max_host, len(self.slots.slots))
+        # the newest is taken in before a slot lets go of another
+        assert len(self._host) <= max(self._max_host, len(self.slots.slots) + 1)
 
     def _bind(self, digest: str) -> int | None:
         slot_id = self.slots.try_assign(digest)
@@ -166,22 +180,18 @@ class Residency:
         self.slots.mark_ready(slot_id)
         return slot_id
 
-    def _try_admit(self, done: LoadDone) -> LoadDone | LoadFailed:
-        try:
-            adapter = map_packed(done)
-        except OSError as error:
-            return LoadFailed(done.digest, "pack", "adapter_loading", f"Host memory failed: {error}", is_content=False)
-        self._failures.pop(done.digest, None)
-        if done.digest in self._unwanted:
-            self._unwanted.discard(done.digest)
-            return done
-        self._host[done.digest] = adapter
+    def _admit(self, adapter: PackedAdapter) -> None:
+        self._failures.pop(adapter.digest, None)
+        if adapter.digest in self._unwanted:
+            self._unwanted.discard(adapter.digest)
+            return
+        self._host[adapter.digest] = adapter
         self._trim_host()
-        return done
 
     def _trim_host(self) -> None:
-        """Drop the least recently used adapters beyond the cap that no slot holds; never the newest."""
-        candidates = [digest for digest in list(self._host)[:-1] if self.slots.find(digest) is None]
+        """Drop the least recently used adapters beyond the cap; never the newest, a slot's, or a waiting request's."""
+        kept = {*self._wanted, next(reversed(self._host))}
+        candidates = [digest for digest in self._host if digest not in kept and self.slots.find(digest) is None]
         for digest in candidates[: max(0, len(self._host) - self._max_host)]:
             del self._host[digest]
             self.num_host_evictions += 1

@@ -1,7 +1,7 @@
-"""The loader process, `python -m loraplex_engine.lora.worker`: fetches, verifies and packs beside the step loop.
+"""The loader process, `python -m loraplex_engine.lora.worker FD`: fetches, verifies and packs beside the step loop.
 
-Runs at SCHED_IDLE and without torch, so that a load costs running streams next to nothing. Reads a
-WorkerLaunch from stdin; dies with its parent.
+Runs at SCHED_IDLE and without torch, so that a load costs running streams next to nothing. FD is its end of a socket
+pair: a WorkerLaunch and then jobs come in, results go out, each packed adapter as the descriptor of a nameless file.
 """
 
 from __future__ import annotations
@@ -16,28 +16,34 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import zmq
 from numpy.typing import NDArray
 
 from loraplex_engine.core.module_group import find_place
 from loraplex_engine.errors import DigestMismatchError
 from loraplex_engine.lora.disk import AdapterDisk, VerifiedAdapter
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob, LoadResult, PackedModule, plan_layout
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob, PackedModule, plan_layout
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, TensorRef
-from loraplex_registry.wire.client import ArtifactClient, ArtifactError
+from loraplex_registry.wire.client import ArtifactClient
+
+Loaded = tuple[LoadDone, int] | LoadFailed
+"""A packed adapter with the descriptor of its file, or why there is none."""
 
 _PR_SET_PDEATHSIG = 1
+_MAX_LOADS = 4
+_PATIENCE_S = 0.005
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files there have no name
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
-    """What the core hands to the loader on its standard input."""
+    """The first message of the core to the loader."""
 
-    endpoint: str
     cache_dir: str
     base: BaseSpec
     dtype: str
@@ -46,32 +52,32 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Serve load jobs until the parent ends."""
-    launch = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerLaunch)
+    """Serve load jobs until the core is gone."""
+    core = Connection(int(sys.argv[1]))
+    launch = msgspec.msgpack.decode(core.recv_bytes(), type=WorkerLaunch)
     become_background()
     client = ArtifactClient(launch.registry_url, launch.engine_key) if launch.registry_url else None
     disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client)
-    socket = zmq.Context().socket(zmq.PAIR)
-    socket.bind(launch.endpoint)
-    serve(socket, lambda digest: load(digest, disk, launch.dtype))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        serve(core, lambda digest: load(digest, disk, launch.dtype))
     return 0
 
 
-def serve(socket: zmq.Socket[bytes], load_one: Callable[[str], LoadResult]) -> None:
-    """Take jobs and give results for ever; a few at a time, so that one slow download holds up no other."""
+def serve(core: Connection[bytes, bytes], load_one: Callable[[str], Loaded]) -> None:
+    """Take jobs and give results until the pipe ends; a few at a time, so that a slow download holds up no other."""
     pool = ThreadPoolExecutor(_MAX_LOADS)
-    running: set[Future[LoadResult]] = set()
+    running: set[Future[Loaded]] = set()
     while True:
-        if socket.poll(_PATIENCE_MS if running else None):
-            job = msgspec.msgpack.decode(socket.recv(), type=LoadJob)
+        if core.poll(_PATIENCE_S if running else None):
+            job = msgspec.msgpack.decode(core.recv_bytes(), type=LoadJob)
             running.add(pool.submit(load_one, job.digest))
         for future in [future for future in running if future.done()]:
             running.discard(future)
-            socket.send(msgspec.msgpack.encode(future.result()))
+            _tell(core, future.result())
 
 
-def load(digest: str, disk: AdapterDisk, dtype: str) -> LoadResult:
-    """Bring one adapter from the registry or the disk cache into a packed file."""
+def load(digest: str, disk: AdapterDisk, dtype: str) -> Loaded:
+    """Bring one adapter from the registry or the disk cache into a packed file; whatever goes wrong is a result."""
     stage = "fetch"
     try:
         adapter = disk.get(digest)
@@ -79,34 +85,34 @@ def load(digest: str, disk: AdapterDisk, dtype: str) -> LoadResult:
         return pack(digest, adapter, dtype)
     except DigestMismatchError as error:
         return LoadFailed(digest, "verify", error.code, str(error), is_content=True)
-    except (ArtifactError, OSError, ValueError) as error:
-        return LoadFailed(
-            digest, stage, "adapter_loading", f"The adapter could not be loaded: {error}", is_content=False
-        )
+    except Exception as error:  # noqa: BLE001 - a load that fails must not end the others in this process
+        message = f"The adapter could not be loaded: {str(error) or type(error).__name__}"
+        return LoadFailed(digest, stage, "adapter_loading", message, is_content=False)
 
 
-def pack(digest: str, adapter: VerifiedAdapter, dtype: str) -> LoadDone:
-    """Write the adapter's matrices at exact ranks, in the model's dtype, to a file in memory."""
+def pack(digest: str, adapter: VerifiedAdapter, dtype: str) -> tuple[LoadDone, int]:
+    """Write the adapter's matrices at exact ranks, in the model's dtype, to a nameless file in memory.
+
+    Returns:
+        The facts, and the file's descriptor, which the caller has to close.
+    """
     started_at = time.monotonic()
     sizes = [(m.rank, m.a.shape[1], m.b.shape[0]) for m in adapter.plan.modules]
     offsets, num_bytes = plan_layout(sizes, itemsize=_ITEMSIZE[dtype])
-    fd, path = tempfile.mkstemp(prefix="loraplex-adapter-", dir=_memory_dir(num_bytes))
-    try:
-        os.ftruncate(fd, num_bytes)
-        with mmap.mmap(fd, num_bytes) as target, adapter.weights.open("rb") as file:
-            source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    modules = _packed_modules(adapter.plan, offsets)
+    with tempfile.TemporaryFile(dir=_memory_dir(num_bytes)) as packed, adapter.weights.open("rb") as file:
+        packed.truncate(num_bytes)
+        with (
+            mmap.mmap(packed.fileno(), num_bytes) as target,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as source,
+        ):
             for module, (a_start, b_start) in zip(adapter.plan.modules, offsets, strict=True):
                 _write(target, a_start, read_tensor(source, module.a), dtype)
                 _write(target, b_start, read_tensor(source, module.b).T, dtype)
-            source.close()
-    except BaseException:
-        Path(path).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)
-    modules = _packed_modules(adapter.plan, offsets)
+        descriptor = os.dup(packed.fileno())
     pack_s = time.monotonic() - started_at
-    return LoadDone(digest, path, num_bytes, adapter.plan.rank, modules, adapter.fetch_s, adapter.verify_s, pack_s)
+    facts = LoadDone(digest, num_bytes, adapter.plan.rank, modules, adapter.fetch_s, adapter.verify_s, pack_s)
+    return facts, descriptor
 
 
 def read_tensor(source: mmap.mmap, ref: TensorRef) -> NDArray[np.float32]:
@@ -132,11 +138,20 @@ def become_background() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-_MAX_LOADS = 4
-_PATIENCE_MS = 5
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files of mode 0600 whose names go as soon as they are mapped
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 _STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+
+
+def _tell(core: Connection[bytes, bytes], result: Loaded) -> None:
+    if isinstance(result, LoadFailed):
+        core.send_bytes(msgspec.msgpack.encode(result))
+        return
+    facts, descriptor = result
+    try:
+        core.send_bytes(msgspec.msgpack.encode(facts))
+        send_handle(core, descriptor, None)  # the process id matters on Windows only
+    finally:
+        os.close(descriptor)
 
 
 def _write(target: mmap.mmap, start: int, values: NDArray[np.float32], dtype: str) -> None:

@@ -35,6 +35,8 @@ class Limits:
     queue_timeout_s: float
     adapter_load_timeout_s: float
     enable_prefix_caching: bool = True
+    max_waiting: int = 1024
+    """Requests that may wait; the next one is told that the queue is full."""
     slot_lease_s: float = 1.0
     """How long an adapter without a slot waits before a resident one stops taking new requests for its sake."""
 
@@ -70,6 +72,7 @@ class Scheduler:
         """Queue a request.
 
         Raises:
+            QueueFullError: Too many requests wait already.
             TooLargeForCacheError: It could never fit into the KV pool.
             DrainingError: The engine takes no new requests.
             LoadFailedError, DigestMismatchError: Its adapter lately failed to load.
@@ -79,14 +82,14 @@ class Scheduler:
         failure = self._residency.find_failure(request.digest) if request.digest else None
         if failure is not None:
             raise failure
+        if len(self.waiting) >= self._limits.max_waiting:
+            raise QueueFullError("The engine's queue is full; try again later.")
         if self._pool.blocks_for(request.max_num_tokens) > self._pool.num_blocks:
             raise TooLargeForCacheError
         assert request.request_id not in self._id_to_request
         request.arrived_at = self._clock()
         self._id_to_request[request.request_id] = request
         self.waiting.append(request)
-        if request.digest is not None:
-            self._residency.prefetch(request.digest)
 
     def abort(self, request_id: str, reason: str) -> TokenEvent | None:
         """End a request now and give back all that it holds; None if it is not here (any more)."""
@@ -111,11 +114,6 @@ class Scheduler:
             if error is not None:
                 events.append(self._fail(request, error))
         return events
-
-    def next_expiry_at(self) -> float:
-        """Instant of the next `expire` that could end a waiting request."""
-        wait_s = min(self._limits.queue_timeout_s, self._limits.adapter_load_timeout_s)
-        return min((min(r.deadline_at, r.arrived_at + wait_s) for r in self.waiting), default=float("inf"))
 
     # one step
 
@@ -203,6 +201,7 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int) -> list[PlannedRow]:
         rows: list[PlannedRow] = []
+        self._residency.want(request.digest for request in self.waiting if request.digest is not None)
         yielding = self._find_yielding()
         for request in list(self.waiting):
             if budget <= 0 or len(self.running) >= self._limits.max_num_seqs:
@@ -355,7 +354,7 @@ class Scheduler:
             return QueueFullError() if is_queued else DeadlineError()
         if not is_queued:
             return None
-        waited_for_load = request.load_wait_at is not None
-        if waited_for_load and now - request.arrived_at >= self._limits.adapter_load_timeout_s:
-            return LoadTimeoutError()
+        if request.load_wait_at is not None:
+            waited_s = now - request.load_wait_at
+            return LoadTimeoutError() if waited_s >= self._limits.adapter_load_timeout_s else None
         return QueueFullError() if now - request.arrived_at >= self._limits.queue_timeout_s else None

@@ -72,6 +72,25 @@ def test_tiny_temperature_is_greedy_without_overflow() -> None:
     assert set(_draw(logits, 5, temperature=1e-6)) == {int(logits.argmax())}
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_p": 1e-60},
+        {"top_p": 5e-324},
+        {"temperature": 1e-300},
+        {"temperature": 1e-300, "top_p": 0.5},
+        {"temperature": 1e-5, "top_p": 1e-60, "min_p": 1.0, "top_k": 3},
+        {"min_p": 1.0},
+    ],
+)
+def test_extreme_parameters_leave_the_first_choice_and_harm_no_neighbour(params: dict[str, float]) -> None:
+    logits = _logits(3)
+    rows = [SamplingParams(1, seed=1), SamplingParams(1, **params), SamplingParams(1, seed=2)]  # type: ignore[arg-type]
+    tokens = sample(logits, rows, [0, 0, 0])
+    assert tokens[1] == int(logits[1].argmax())
+    assert [tokens[0], tokens[2]] == [sample(logits[i : i + 1], [rows[i]], [0])[0] for i in (0, 2)]
+
+
 def test_masked_tokens_are_never_chosen() -> None:
     logits = _logits(vocab=4)
     mask_endings(logits, 0, [0, 1, 2])

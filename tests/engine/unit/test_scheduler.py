@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.errors import LoadFailedError, StepFailedError, TooLargeForCacheError
+from loraplex_engine.errors import LoadFailedError, QueueFullError, StepFailedError, TooLargeForCacheError
 from loraplex_engine.kv.pool import BlockPool
-from loraplex_engine.lora import residency as residency_module
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadResult, PackedAdapter
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.scheduling.scheduler import Limits, Scheduler
 from loraplex_engine.slots.table import SlotTable
@@ -34,20 +33,21 @@ class ManualLoader:
 
     def __init__(self) -> None:
         self.started: list[str] = []
-        self._results: list[LoadResult] = []
+        self._results: list[PackedAdapter | LoadFailed] = []
 
     def start(self, digest: str) -> None:
         self.started.append(digest)
 
     def finish(self, digest: str) -> None:
         self.started.remove(digest)
-        self._results.append(LoadDone(digest, "", 64, 8, (), 0.0, 0.0, 0.0))
+        facts = LoadDone(digest, 64, 8, (), 0.0, 0.0, 0.0)
+        self._results.append(PackedAdapter(facts, mmap.mmap(-1, 64)))
 
     def fail(self, digest: str) -> None:
         self.started.remove(digest)
         self._results.append(LoadFailed(digest, "fetch", "adapter_loading", "store gone", is_content=False))
 
-    def take_finished(self) -> list[LoadResult]:
+    def take_finished(self) -> list[PackedAdapter | LoadFailed]:
         results, self._results = self._results, []
         return results
 
@@ -63,25 +63,23 @@ class RecordingBank:
         del self.bound[slot_id]
 
 
-@pytest.fixture(autouse=True)
-def _no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(residency_module, "map_packed", _map_nothing)
-
-
-def _map_nothing(done: LoadDone) -> PackedAdapter:
-    return PackedAdapter(done.digest, done.rank, done.modules, mmap.mmap(-1, 64))
-
-
 class World:
     def __init__(
-        self, num_blocks: int = 16, num_slots: int = 2, budget: int = 8, max_num_seqs: int = 4, **limits: bool
+        self,
+        num_blocks: int = 16,
+        num_slots: int = 2,
+        budget: int = 8,
+        max_num_seqs: int = 4,
+        max_host: int = 4,
+        **limits: float,
     ) -> None:
         self.clock = Clock()
         self.loader = ManualLoader()
         self.bank = RecordingBank()
         self.pool = BlockPool(num_blocks, 4)
-        self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=4, clock=self.clock)
-        self.limits = Limits(max_num_seqs, budget, 64, queue_timeout_s=60, adapter_load_timeout_s=30, **limits)
+        self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=max_host, clock=self.clock)
+        waits = {"queue_timeout_s": 60.0, "adapter_load_timeout_s": 30.0, **limits}
+        self.limits = Limits(max_num_seqs, budget, 64, **waits)  # type: ignore[arg-type]
         self.scheduler = Scheduler(self.pool, self.residency, self.limits, [EOS], self.clock)
 
     def request(
@@ -263,6 +261,7 @@ def test_request_that_can_never_fit_is_refused() -> None:
 def test_failed_load_ends_waiting_requests_and_refuses_new_ones_until_the_backoff_is_over() -> None:
     world = World()
     world.request("waits", digest="bad")
+    world.step()
     world.loader.fail("bad")
     (digest,) = world.residency.poll()
     error = world.residency.find_failure(digest)
@@ -274,6 +273,7 @@ def test_failed_load_ends_waiting_requests_and_refuses_new_ones_until_the_backof
         world.request("soon", digest="bad")
     world.clock.now += 2
     world.request("later", digest="bad")
+    world.step()
     assert world.loader.started == ["bad"]
 
 
@@ -331,16 +331,60 @@ def test_adapter_dropped_on_its_way_is_not_kept_unless_it_is_wanted_again() -> N
     world = World()
     world.residency.prefetch("d1")
     world.residency.drop("d1")
-    assert not world.residency.is_gone("d1")
+    assert world.residency.is_draining("d1")
     world.loader.finish("d1")
     world.residency.poll()
-    assert world.residency.is_gone("d1")
+    assert not world.residency.is_draining("d1")
+    assert world.residency.host_digests == ()
     world.residency.prefetch("d2")
     world.residency.drop("d2")
     world.request("again", digest="d2")
+    world.step()
     world.loader.finish("d2")
     world.residency.poll()
     assert shape(world.step()[0]) == [("again", 0, 4, True)]
+
+
+def test_queue_of_more_adapters_than_host_memory_loads_each_once() -> None:
+    world = World(num_slots=1, max_host=2, budget=32)
+    names = [f"d{index}" for index in range(8)]
+    for name in names:
+        world.request(name, digest=name, max_tokens=1)
+    loads, done = [], []
+    for _ in range(60):
+        world.clock.now += 0.1
+        done += [event.request_id for event in world.step()[1]]
+        loads += world.loader.started
+        for digest in list(world.loader.started):
+            world.loader.finish(digest)
+        world.residency.poll()
+        world.scheduler.check_integrity()
+    assert done == names
+    assert loads == names
+
+
+def test_queue_that_is_full_says_so_at_once() -> None:
+    world = World(max_waiting=2)
+    world.request("one")
+    world.request("two")
+    with pytest.raises(QueueFullError):
+        world.request("three")
+
+
+def test_wait_for_an_adapter_is_bounded_by_its_own_limit_counted_from_its_own_start() -> None:
+    world = World(max_num_seqs=1, adapter_load_timeout_s=120.0)
+    world.request("runs", max_tokens=40)
+    world.step()
+    world.request("cold", digest="d1")
+    world.clock.now += 50
+    world.scheduler.abort("runs", "abort")
+    world.step()
+    world.clock.now += 100
+    assert world.scheduler.expire() == []
+    world.clock.now += 20
+    (event,) = world.scheduler.expire()
+    assert event.error is not None
+    assert event.error.code == "adapter_loading"
 
 
 class SchedulerMachine(RuleBasedStateMachine):

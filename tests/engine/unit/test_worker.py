@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from loraplex_engine.bases.pull import pull
 from loraplex_engine.core.module_group import GROUP_NAMES, find_place
 from loraplex_engine.lora.bank import DeviceBank
 from loraplex_engine.lora.disk import AdapterDisk
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, map_packed
+from loraplex_engine.lora.packed import LoadFailed, PackedAdapter
 from loraplex_engine.lora.worker import load, read_tensor, to_bfloat16
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.decoder import lora_shapes
@@ -73,12 +74,11 @@ def test_bound_adapter_holds_the_file_s_numbers_in_the_model_s_dtype(
     loader = FolderLoader(tmp_path / "adapters", load_spec(base), str(dtype).removeprefix("torch."))
     digest = loader.put(folder)
     loader.start(digest)
-    (done,) = loader.take_finished()
-    assert isinstance(done, LoadDone)
+    (adapter,) = loader.take_finished()
+    assert isinstance(adapter, PackedAdapter)
     config = ModelConfig.from_hf(json.loads((base / "config.json").read_text()))
     bank = DeviceBank(LoraTable(2, config.num_layers, lora_shapes(config), 8, dtype))
-    bank.bind(1, map_packed(done))
-    assert not Path(done.path).exists()
+    bank.bind(1, adapter)
     _, plan = check_adapter({f.name: f for f in folder.iterdir()}, load_spec(base))
     assert plan is not None
     data = (folder / "adapter_model.safetensors").read_bytes()
@@ -98,9 +98,10 @@ def test_bound_adapter_holds_the_file_s_numbers_in_the_model_s_dtype(
 class FolderClient:
     """The registry's artifacts, read from one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_corrupt: int = 0) -> None:
         self.folder = folder
         self.num_fetches = 0
+        self.num_corrupt = num_corrupt
 
     def manifest(self, digest: str) -> Manifest:
         names = [file.name for file in self.folder.iterdir()]
@@ -109,7 +110,11 @@ class FolderClient:
 
     def fetch_file(self, digest: str, name: str, to: Path) -> int:
         self.num_fetches += 1
-        return to.write_bytes((self.folder / name).read_bytes())
+        size = to.write_bytes((self.folder / name).read_bytes())
+        if name.endswith(".safetensors") and self.num_corrupt:
+            self.num_corrupt -= 1
+            _flip_a_bit(to)
+        return size
 
 
 def _flip_a_bit(weights: Path) -> None:
@@ -131,6 +136,35 @@ def test_copy_that_changed_on_disk_is_replaced_after_a_restart(base: Path, tmp_p
     adapter = restarted.get(plan.digest)
     assert client.num_fetches == 4
     assert adapter.weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_download_that_was_corrupted_once_is_tried_again(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base)
+    _, plan = check_adapter({file.name: file for file in folder.iterdir()}, load_spec(base))
+    assert plan is not None
+    client = FolderClient(folder, num_corrupt=1)
+    adapter = AdapterDisk(tmp_path / "adapters", load_spec(base), client).get(plan.digest)  # type: ignore[arg-type]
+    assert adapter.weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
+    assert client.num_fetches == 4
+
+
+def test_fetches_killed_long_ago_are_swept_and_younger_ones_are_not(base: Path, tmp_path: Path) -> None:
+    old, young = tmp_path / ".fetch-old", tmp_path / ".fetch-young"
+    for folder in (old, young):
+        folder.mkdir()
+    os.utime(old, (0, 0))
+    AdapterDisk(tmp_path, load_spec(base), None)
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_any_failure_of_a_load_is_a_result(base: Path, tmp_path: Path) -> None:
+    class BrokenDisk:
+        def get(self, digest: str) -> None:
+            raise MemoryError
+
+    failed = load("sha256:x", BrokenDisk(), "float32")  # type: ignore[arg-type]
+    assert isinstance(failed, LoadFailed)
+    assert "MemoryError" in failed.message
 
 
 def test_bytes_of_another_digest_never_reach_the_cache(base: Path, tmp_path: Path) -> None:
