@@ -114,6 +114,8 @@ class EngineClient:
             limits=httpx.Limits(max_connections=4096, max_keepalive_connections=64),
             headers={"accept-encoding": "identity"},
             transport=transport,
+            # a proxy of the environment would see the tokens
+            trust_env=False,
         )
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from loraplex.client.errors import ClientError, ConnectionFailedError
-from loraplex.client.location import Location
+from loraplex.client.location import Location, is_loopback
 from loraplex_registry.wire.adapter import Report
 
 T = TypeVar("T")
@@ -38,12 +38,18 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Connection:
-    """Calls one gateway with one key; close it, or use it as a context."""
+    """Calls one gateway with one key; close it, or use it as a context.
+
+    HTTP_PROXY and its kin are for gateways elsewhere: one on this machine is called directly.
+    """
 
     def __init__(self, location: Location, transport: httpx.BaseTransport | None = None) -> None:
         self.url = location.url
         headers = {"authorization": f"Bearer {location.key}"} if location.key else {}
-        self.http = httpx.Client(base_url=location.url, headers=headers, timeout=_TIMEOUT, transport=transport)
+        is_direct = location.is_direct or is_loopback(httpx.URL(location.url).host)
+        self.http = httpx.Client(
+            base_url=location.url, headers=headers, timeout=_TIMEOUT, transport=transport, trust_env=not is_direct
+        )
 
     def __enter__(self) -> Connection:
         return self

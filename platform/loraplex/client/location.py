@@ -14,14 +14,19 @@ from loraplex_registry.wire.setting import read_settings
 
 URL_FILE = "url"
 ADMIN_KEY_FILE = "admin.key"
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class Location:
-    """Address of a gateway and the key to call it with; `key` is None where none is known."""
+    """Address of a gateway and the key to call it with; `key` is None where none is known.
+
+    `is_direct` says that no proxy of the environment may stand between, as one would see the key.
+    """
 
     url: str
     key: str | None = field(repr=False)
+    is_direct: bool = False
 
     def require_key(self) -> str:
         """Return the key.
@@ -32,6 +37,11 @@ class Location:
         if not self.key:
             raise NoKeyError
         return self.key
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can reach `host`."""
+    return host in _LOOPBACK
 
 
 def default_data_dir(environ: Mapping[str, str]) -> Path:
@@ -54,8 +64,9 @@ def find_location(environ: Mapping[str, str]) -> Location:
     local_url = _read(data_dir / URL_FILE)
     is_told = bool(environ.get("LORAPLEX_URL") or environ.get("LORAPLEX_URL_FILE"))
     url = (settings["url"] if is_told else local_url or settings["url"]).rstrip("/")
-    local_key = _read(data_dir / ADMIN_KEY_FILE) if url == local_url else None
-    return Location(url, settings.get("api_key") or local_key)
+    is_local = url == local_url
+    local_key = _read(data_dir / ADMIN_KEY_FILE) if is_local else None
+    return Location(url, settings.get("api_key") or local_key, is_direct=is_local)
 
 
 def _read(path: Path) -> str | None:

@@ -29,7 +29,7 @@ def ask_all(url: str, askers: Sequence[Asker], question: str, max_tokens: int) -
     start = Barrier(len(askers))
 
     def ask(asker: Asker) -> Answer:
-        with Connection(Location(url, asker.key)) as connection:
+        with Connection(Location(url, asker.key, is_direct=True)) as connection:
             start.wait()
             answer = Answer()
             messages = [{"role": "user", "content": question}]

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import httpx
 
-from loraplex.client.location import Location
+from loraplex.client.location import Location, is_loopback
 from loraplex.keys.files import load_admin_key
 from loraplex.supervisor.base import PulledBase, pull_base, register_base
 from loraplex.supervisor.child import Child, ChildSpec
@@ -25,7 +25,7 @@ from loraplex.supervisor.errors import UpError
 from loraplex.supervisor.migration import migrate
 from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
-from loraplex.supervisor.port import check_port_free, find_engine_port, find_free_port, is_loopback
+from loraplex.supervisor.port import check_port_free, find_engine_port, find_free_port
 from loraplex.supervisor.readiness import wait_until_ready, wait_until_served
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
@@ -51,7 +51,7 @@ class RunningPlatform:
     @property
     def location(self) -> Location:
         """Where an admin client finds it."""
-        return Location(self.url, self.admin_key)
+        return Location(self.url, self.admin_key, is_direct=True)
 
     @property
     def url(self) -> str:

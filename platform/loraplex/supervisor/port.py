@@ -6,14 +6,8 @@ import socket
 
 from loraplex.supervisor.errors import PortTakenError
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FIRST_ENGINE_PORT = 8100
 _NUM_ENGINE_PORTS = 100
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach `host`."""
-    return host in LOOPBACK
 
 
 def check_port_free(host: str, port: int) -> None:

@@ -208,7 +208,7 @@ def test_environment_wins_over_the_local_platform(tmp_path: Path) -> None:
     (tmp_path / "url").write_text("http://127.0.0.1:9\n")
     (tmp_path / "admin.key").write_text("local\n")
     base = {"LORAPLEX_DATA_DIR": str(tmp_path)}
-    assert find_location(base) == Location("http://127.0.0.1:9", "local")
+    assert find_location(base) == Location("http://127.0.0.1:9", "local", is_direct=True)
     told = base | {"LORAPLEX_URL": "http://other/", "LORAPLEX_API_KEY": "mine"}
     assert find_location(told) == Location("http://other", "mine")
 
