@@ -16,6 +16,8 @@ from loraplex_registry.errors import (
     UnknownParameterError,
     UnsupportedMediaTypeError,
 )
+from loraplex_registry.peft.errors import JsonError
+from loraplex_registry.peft.strict_json import parse_json
 
 T = TypeVar("T")
 _ETAG = re.compile(r'\s*(W/)?"([^"]*)"\s*')
@@ -64,17 +66,17 @@ async def read_json(request: Request[Any, Any, Any], kind: type[T]) -> T:
 
     Raises:
         UnsupportedMediaTypeError: It is not sent as JSON.
-        InvalidJsonError: It is not JSON.
+        InvalidJsonError: It is not strict JSON: one value per key, among others.
         InvalidRequestError: A field is missing, unknown or of another type.
     """
     if request.content_type[0] not in ("application/json", "application/merge-patch+json", ""):
         raise UnsupportedMediaTypeError("send application/json")
     try:
-        return msgspec.json.decode(await request.body(), type=kind)
+        return msgspec.convert(parse_json(await request.body()), kind)
+    except JsonError as error:
+        raise InvalidJsonError(f"the body is not strict JSON: {error}") from error
     except msgspec.ValidationError as error:
         raise _explain(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidJsonError(f"the body is not valid JSON: {error}") from error
 
 
 def read_precondition(request: Request[Any, Any, Any]) -> Precondition:

@@ -2,7 +2,7 @@
 
     PeftRuleError
     ├── AdapterFileError   a file's bytes break a named check
-    ├── JsonError          bytes are not the strict JSON that adapters may use
+    ├── JsonError          bytes are not strict JSON
     └── PatternError       a regular expression is invalid, too long or too slow
 
 None of them leaves `check_adapter`: it turns each into a failing check.

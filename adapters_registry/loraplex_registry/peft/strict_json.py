@@ -1,4 +1,4 @@
-"""JSON as adapters may use it: one meaning for every reader.
+"""JSON with one meaning for every reader: the one way in which configs, headers and request bodies are read.
 
 Duplicate keys, byte order marks, NaN and Infinity, lone surrogates, NUL characters and deep nesting are refused, since
 readers differ on each of them.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from loraplex_registry.peft.errors import JsonError
 
-MAX_DEPTH = 32
+MAX_DEPTH = 64
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 
 
@@ -34,7 +36,7 @@ def parse_objects(data: bytes) -> Any:
         JsonError: the bytes are not JSON, or an object has one key twice.
     """
     if data.startswith(_BYTE_ORDER_MARKS):
-        raise JsonError("the file starts with a byte order mark; save it as UTF-8 without one")
+        raise JsonError("it starts with a byte order mark; write UTF-8 without one")
     try:
         return json.loads(
             data.decode("utf-8"),
@@ -43,7 +45,7 @@ def parse_objects(data: bytes) -> Any:
             parse_float=_parse_float,
         )
     except UnicodeDecodeError as error:
-        raise JsonError(f"byte {error.start} is not UTF-8; save the file as UTF-8") from None
+        raise JsonError(f"byte {error.start} is not UTF-8; write UTF-8") from None
     except json.JSONDecodeError as error:
         raise JsonError(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
@@ -68,7 +70,7 @@ def _refuse_constant(name: str) -> NoReturn:
 def _parse_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise JsonError("a number is too large for a float; write a finite one")
+        raise JsonError("a number is too large for a float; write a smaller one")
     return value
 
 
@@ -97,5 +99,5 @@ def check_text(text: str) -> None:
     """
     if "\0" in text:
         raise JsonError("a string holds a NUL character; remove it")
-    if any("\ud800" <= char <= "\udfff" for char in text):
+    if _HALF_PAIR.search(text):
         raise JsonError("a string holds half of a surrogate pair; write the whole character")

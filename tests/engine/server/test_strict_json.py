@@ -3,18 +3,20 @@ from __future__ import annotations
 import pytest
 
 from loraplex_engine.errors import InvalidJsonError
-from loraplex_engine.wire.strict_json import MAX_DEPTH, decode_object
+from loraplex_engine.wire.strict_json import decode_object
+from loraplex_registry.peft.strict_json import MAX_DEPTH
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"", "not valid JSON"),
-        (b'{"a":', "not valid JSON"),
-        (b'{"a":1} x', "not valid JSON"),
+        (b"", "not strict JSON"),
+        (b'{"a":', "not strict JSON"),
+        (b'{"a":1} x', "not strict JSON"),
         (b"[1]", "JSON object"),
-        (b'{"a":1,"a":1}', "same key twice"),
-        (b'{"a":{"b":1,"b":2}}', "same key twice"),
+        (b'{"a":1,"a":1}', "appears twice"),
+        ('{"ä":1,"ä":1}'.encode(), "appears twice"),
+        (b'{"a":{"b":1,"b":2}}', "appears twice"),
         (b'{"a":NaN}', "NaN"),
         (b'{"a":-Infinity}', "Infinity"),
         (b'{"a":1e999}', "too large"),
@@ -23,11 +25,11 @@ from loraplex_engine.wire.strict_json import MAX_DEPTH, decode_object
         (b'{"a":["\\udc00"]}', "surrogate"),
         (b'{"\\ud83d":1}', "surrogate"),
         (b'{"a":"\\u0000"}', "NUL"),
-        (b'{"a":"\x00"}', "not valid JSON"),
+        (b'{"a":"\x00"}', "not strict JSON"),
         (b'{"a":"\xff"}', "UTF-8"),
-        (b"\xef\xbb\xbf{}", "not valid JSON"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested"),
-        (b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nested"),
+        (b"\xef\xbb\xbf{}", "not strict JSON"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nest deeper"),
+        (b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "nest deeper"),
     ],
 )
 def test_what_is_not_strict_json_is_refused_with_its_reason(body: bytes, reason: str) -> None:

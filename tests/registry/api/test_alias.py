@@ -43,6 +43,23 @@ async def test_put_needs_what_the_client_has_seen(team: Caller) -> None:
     assert (several.status_code, several.headers["etag"]) == (200, '"3"')
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"targets": [{"version": 2, "weight": 100}], "targets": [{"version": 1, "weight": 100}]}',
+        '{"targets": [{"version": 2, "version": 3, "weight": 100}]}',
+        '{"targets": [{"version": 2, "weight": NaN}]}',
+        '\ufeff{"targets": [{"version": 2, "weight": 100}]}',
+        "[" * 5000,
+    ],
+)
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_what_readers_understand_differently_moves_no_alias(team: Caller, body: str) -> None:
+    answer = await team("PUT", f"{A}/aliases/live", content=body, headers={"If-Match": '"1"'})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert (await team("GET", f"{A}/aliases/live")).json()["targets"] == [{"version": 1, "weight": 100}]
+
+
 async def test_create_only_if_absent(team: Caller) -> None:
     absent = {"If-None-Match": "*"}
     created = await team("PUT", f"{A}/aliases/canary", json=_to((2, 90), (1, 10)), headers=absent)
