@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -68,8 +69,11 @@ class Gateway:
         self.keys = KeyService(self.database, self._pepper)
         self.tenants = TenantService(self.database)
         self.directory = Directory(self.database)
-        registry.know_tenants(lambda name: self.directory.find_tenant(name) is not None)
-        self.names = NameIndex(registry.names_delta, lambda: registry.epoch.current)
+        registry.know_tenants(
+            lambda name: self.directory.find_tenant(name) is not None,
+            lambda tenant_id: self.directory.get_tenant(uuid.UUID(tenant_id)).state != "deleted",
+        )
+        self.names = NameIndex(registry.names_delta, lambda: registry.epoch.current, self.directory.find_tenant_id)
         self.ledger = Ledger(self.database)
         self.metrics = GatewayMetrics()
         self.drain = Drain()

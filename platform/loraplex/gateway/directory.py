@@ -59,6 +59,11 @@ class Directory:
         """Return the living tenant of that name."""
         return self._name_to_tenant.get(name)
 
+    def find_tenant_id(self, name: str) -> str | None:
+        """Return the id of the living tenant of that name."""
+        tenant = self.find_tenant(name)
+        return None if tenant is None else str(tenant.id)
+
     def get_tenant(self, tenant_id: uuid.UUID) -> TenantEntry:
         """Return a tenant by id, also a deleted one."""
         return self._id_to_tenant[tenant_id]

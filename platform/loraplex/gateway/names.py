@@ -1,5 +1,7 @@
 """What `model=` may name, in memory: bases, adapters, versions, aliases, read from the registry by epoch.
 
+Adapters belong to a tenant's id: its name may pass to another tenant, and nothing of the former one passes with it.
+
 `NameIndex` is its only writer; every resolution is made from memory after one look at the epoch.
 """
 
@@ -12,6 +14,7 @@ from loraplex.errors import UnavailableError
 from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta
 
 FetchDelta = Callable[[int], Awaitable[NamesDelta]]
+LIVE = "live"
 _REFRESH_TIMEOUT_S = 2.0
 
 
@@ -21,16 +24,20 @@ class NameIndex:
     Args:
         fetch: All changes after an epoch.
         current_epoch: The registry's epoch now, without I/O.
+        find_tenant_id: The id of the living tenant of a name, None if there is none; without I/O.
     """
 
-    def __init__(self, fetch: FetchDelta, current_epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, fetch: FetchDelta, current_epoch: Callable[[], int], find_tenant_id: Callable[[str], str | None]
+    ) -> None:
         self._fetch = fetch
         self._current_epoch = current_epoch
+        self._find_tenant_id = find_tenant_id
         self._lock = asyncio.Lock()
         self._epoch = -1
         self._bases: dict[str, BaseName] = {}
         self._id_to_adapter: dict[str, AdapterName] = {}
-        self._tenant_to_adapters: dict[str, dict[str, AdapterName]] = {}
+        self._tenant_id_to_adapters: dict[str, dict[str, AdapterName]] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -62,15 +69,18 @@ class NameIndex:
         return None if base is None else base.fingerprint
 
     def find_adapter(self, tenant: str, name: str) -> AdapterName | None:
-        """Return a living adapter."""
-        return self._tenant_to_adapters.get(tenant, {}).get(name)
+        """Return a living adapter of a living tenant."""
+        return self._adapters_of(tenant).get(name)
 
     def find_default(self, tenant: str) -> AdapterName | None:
-        """Return the tenant's default adapter; before one exists, its only adapter."""
-        adapters = self._tenant_to_adapters.get(tenant, {})
-        default = next((adapter for adapter in adapters.values() if adapter.is_default), None)
+        """Return the tenant's default adapter; before one was live, its only adapter, which can say why it is not.
+
+        An adapter that is live and not the default stands beside a default that was deleted; it is no substitute.
+        """
+        adapters = self._adapters_of(tenant).values()
+        default = next((adapter for adapter in adapters if adapter.is_default), None)
         if default is None and len(adapters) == 1:
-            return next(iter(adapters.values()))
+            return next((adapter for adapter in adapters if LIVE not in adapter.aliases), None)
         return default
 
     def bases(self) -> list[BaseName]:
@@ -79,8 +89,12 @@ class NameIndex:
 
     def adapters(self, tenants: Iterable[str] | None = None) -> list[AdapterName]:
         """Living adapters of `tenants` (None: of all) by tenant and name."""
-        names = sorted(self._tenant_to_adapters if tenants is None else tenants)
-        return [adapter for tenant in names for _, adapter in sorted(self._tenant_to_adapters.get(tenant, {}).items())]
+        names = {adapter.tenant for adapter in self._id_to_adapter.values()} if tenants is None else tenants
+        return [adapter for tenant in sorted(names) for _, adapter in sorted(self._adapters_of(tenant).items())]
+
+    def _adapters_of(self, tenant: str) -> dict[str, AdapterName]:
+        tenant_id = self._find_tenant_id(tenant)
+        return {} if tenant_id is None else self._tenant_id_to_adapters.get(tenant_id, {})
 
     def _take(self, delta: NamesDelta) -> None:
         for base in delta.bases:
@@ -92,9 +106,9 @@ class NameIndex:
     def _replace(self, adapter: AdapterName) -> None:
         known = self._id_to_adapter.pop(adapter.adapter_id, None)
         if known is not None:
-            of_tenant = self._tenant_to_adapters[known.tenant]
+            of_tenant = self._tenant_id_to_adapters[known.tenant_id]
             if of_tenant.get(known.name) is known:
                 del of_tenant[known.name]
         if not adapter.deleted:
             self._id_to_adapter[adapter.adapter_id] = adapter
-            self._tenant_to_adapters.setdefault(adapter.tenant, {})[adapter.name] = adapter
+            self._tenant_id_to_adapters.setdefault(adapter.tenant_id, {})[adapter.name] = adapter

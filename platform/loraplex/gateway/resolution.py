@@ -13,11 +13,10 @@ import re
 import msgspec
 
 from loraplex.errors import AdapterLoadingError, AdapterQuarantinedError, AdapterRetiredError, ModelNotFoundError
-from loraplex.gateway.names import NameIndex
+from loraplex.gateway.names import LIVE, NameIndex
 from loraplex_registry.wire.adapter import AdapterName, VersionName
 from loraplex_registry.wire.naming import ALIAS_PATTERN, NAME_PATTERN
 
-LIVE = "live"
 MAX_MODEL_LEN = 256
 _MODEL = re.compile(
     rf"(?P<tenant>{NAME_PATTERN})(?:/(?P<adapter>{NAME_PATTERN})"

@@ -48,6 +48,10 @@ def adapter(
     return AdapterName(**{**fields, **changes})
 
 
+def find_tenant_id(name: str) -> str:
+    return f"id-{name}"
+
+
 async def build_index(*adapters: AdapterName) -> NameIndex:
     base = BaseName(
         name=BASE,
@@ -61,7 +65,7 @@ async def build_index(*adapters: AdapterName) -> NameIndex:
     async def fetch(since: int) -> NamesDelta:
         return NamesDelta(epoch=1, adapters=adapters, bases=(base,))
 
-    index = NameIndex(fetch, lambda: 1)
+    index = NameIndex(fetch, lambda: 1, find_tenant_id)
     await index.ensure_fresh()
     return index
 
@@ -167,6 +171,23 @@ async def test_a_ready_version_that_was_never_promoted_is_not_live() -> None:
     assert resolve("team-x/default@1", TEAM_X, index, "key").version == version(1)
 
 
+async def test_a_live_adapter_is_no_substitute_for_a_deleted_default() -> None:
+    index = await build_index(adapter("other", is_default=False))
+    with pytest.raises(ModelNotFoundError):
+        resolve("team-x", TEAM_X, index, "key")
+    assert resolve("team-x/other", TEAM_X, index, "key").full_name == "team-x/other@1"
+
+
+@pytest.mark.parametrize("caller", [TEAM_X, ALL])
+async def test_what_a_former_tenant_of_the_name_left_answers_for_nobody(caller: Caller) -> None:
+    index = await build_index(adapter(tenant_id="id-of-the-former"), adapter("mine", is_default=False, aliases={}))
+    for model in ("team-x", "team-x/default", "team-x/default@1"):
+        with pytest.raises(ModelNotFoundError):
+            resolve(model, caller, index, "key")
+    assert resolve("team-x/mine@1", caller, index, "key").full_name == "team-x/mine@1"
+    assert [found.name for found in index.adapters()] == ["mine"]
+
+
 async def test_a_prefix_that_fits_two_contents_is_not_found() -> None:
     one, two = "sha256:" + "ab" * 6 + "0" * 52, "sha256:" + "ab" * 6 + "1" * 52
     index = await build_index(adapter(versions=(version(1, content=one), version(2, content=two))))
@@ -209,7 +230,7 @@ async def test_a_deleted_or_renamed_adapter_stops_resolving() -> None:
     async def fetch(since: int) -> NamesDelta:
         return deltas[since if since < 2 else 1]
 
-    index = NameIndex(fetch, lambda: epoch)
+    index = NameIndex(fetch, lambda: epoch, find_tenant_id)
     await index.ensure_fresh()
     assert [found.name for found in index.adapters()] == ["default", "second"]
     epoch = 2
@@ -225,7 +246,7 @@ async def test_a_request_after_a_change_sees_it_and_one_fetch_serves_many() -> N
         return NamesDelta(epoch=epoch, adapters=(), bases=())
 
     epoch = 5
-    index = NameIndex(fetch, lambda: epoch)
+    index = NameIndex(fetch, lambda: epoch, find_tenant_id)
     for _ in range(3):
         await index.ensure_fresh()
     epoch = 6
