@@ -76,8 +76,9 @@ class Inference:
 
     def build_caller(self, identity: Identity) -> Caller:
         """Return what `identity` may name."""
-        if identity.is_platform or identity.tenant is None:
+        if identity.is_platform:
             return Caller(tenant=None, bases=None)
+        assert identity.tenant is not None, "only platform keys belong to no tenant"
         tenant = self._directory.find_tenant(identity.tenant)
         return Caller(tenant=identity.tenant, bases=() if tenant is None else tenant.bases)
 
