@@ -100,9 +100,16 @@ class Registry:
             request_max_body_size=_MAX_JSON_BYTES,
         )
 
-    def know_tenants(self, is_tenant: Callable[[str], bool]) -> None:
-        """Refuse bases under names of tenants that have no adapters yet, too: `is_tenant` says whether there is one."""
+    def know_tenants(self, is_tenant: Callable[[str], bool], is_alive: Callable[[str], bool]) -> None:
+        """Ask the owner of tenants about them from now on.
+
+        Args:
+            is_tenant: Whether a name is a tenant's; a base may not take it, though no adapter bears it yet.
+            is_alive: Whether the tenant of an id is there still. Asked under the lock on names: adapters deleted after
+                it has turned false stay deleted, since no upload publishes any more.
+        """
         self.services.bases.is_tenant = is_tenant
+        self.services.uploads.is_alive = is_alive
 
     async def names_delta(self, since: int) -> NamesDelta:
         """Return every adapter and base that changed after epoch `since`.

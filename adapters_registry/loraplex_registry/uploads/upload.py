@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from loraplex_registry.adapters.lookup import find_adapter, find_alias, list_bases
 from loraplex_registry.adapters.view import LIVE, build_spec
-from loraplex_registry.db.database import Database
+from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import BaseRow
 from loraplex_registry.errors import (
     AdapterRejectedError,
+    NotFoundError,
     StoreUnavailableError,
 )
 from loraplex_registry.events import record_event
@@ -53,6 +54,8 @@ class Uploads:
         self._checker = checker
         self._settings = settings
         self._keys = IdempotencyKeys(database)
+        self.is_alive: Callable[[str], bool] = lambda _: True
+        """Whether the tenant of an id is there still; the gateway, which owns tenants, says so."""
 
     async def upload(self, order: UploadOrder, body: AsyncIterator[bytes]) -> UploadResult:
         """Admit an adapter.
@@ -120,10 +123,16 @@ class Uploads:
             places = await asyncio.to_thread(self._store.put, manifest, paths)
             candidate = Candidate(base, plan, report, manifest, places)
             try:
-                return await self._database.change(partial(publish, order, seen, candidate, self._store))
+                return await self._database.change(partial(self._publish, order, seen, candidate))
             except ArtifactVanishedError:
                 continue
         raise StoreUnavailableError(f"{plan.digest} does not stay in the store")
+
+    async def _publish(self, order: UploadOrder, seen: Seen, candidate: Candidate, change: Change) -> UploadResult:
+        # NOTE: only here, under the lock on names: the tenant may have been deleted while its upload was on its way
+        if not self.is_alive(order.tenant.id):
+            raise NotFoundError(f"the tenant {order.tenant.name} was deleted meanwhile", param="tenant")
+        return await publish(order, seen, candidate, self._store, change)
 
     @asynccontextmanager
     async def _refusals_recorded(self, order: UploadOrder) -> AsyncIterator[None]:

@@ -137,6 +137,25 @@ async def test_alias_moved_during_an_upload_wins_over_its_promotion(
     assert (await team("GET", A)).json()["live"] == 2
 
 
+async def test_upload_of_a_tenant_that_was_deleted_meanwhile_publishes_nothing(
+    world: World, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead: set[str] = set()
+    world.registry.know_tenants(lambda name: False, lambda tenant_id: tenant_id not in dead)
+    real = upload_module.receive
+
+    async def receive_after_a_deletion(*args: Any, **kwargs: Any) -> Any:
+        found = await real(*args, **kwargs)
+        dead.add("id-team-a")
+        return found
+
+    monkeypatch.setattr(upload_module, "receive", receive_after_a_deletion)
+    late = await world.caller().upload(A, make_adapter(1))
+    assert (late.status_code, late.json()["error"]["code"]) == (404, "not_found")
+    assert (await world.registry.names_delta(0)).adapters == ()
+    assert (await world.caller("team-b").upload(A.replace("team-a", "team-b"), make_adapter(1))).status_code == 201
+
+
 async def test_database_that_does_not_answer_is_503(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     import sqlalchemy as sa
     from sqlalchemy.ext.asyncio import AsyncSession
