@@ -70,9 +70,9 @@ class FolderStore:
             raise StoreUnavailableError from error
 
     def delete(self, digest: str) -> None:
-        """Remove an artifact; readers that have it open keep it."""
+        """Move an artifact to where `sweep_staging` finds it; readers that have it open keep it."""
         with _unavailable_on_failure():
-            self._discard(self.root / artifact_path(digest))
+            self._move_away(self.root / artifact_path(digest))
 
     def list_artifacts(self) -> Iterator[tuple[str, float]]:
         """Yield digest and age of every artifact, whole or not."""
@@ -137,7 +137,7 @@ class FolderStore:
                 raise
             if self.find_manifest(digest) is None:
                 # Damaged from outside: no row can be served from it, a whole copy heals it.
-                self._discard(folder)
+                self._move_away(folder)
                 made.rename(folder)
 
     def _place(self, folder: Path, stored: Manifest, file: ManifestFile, source: Path) -> str:
@@ -159,14 +159,12 @@ class FolderStore:
             level.mkdir(mode=0o700, exist_ok=True)
             _fsync_folder(level.parent)
 
-    def _discard(self, folder: Path) -> None:
-        gone = self.root / "tmp" / new_uuid().hex
+    def _move_away(self, folder: Path) -> None:
         try:
-            folder.rename(gone)
+            folder.rename(self.root / "tmp" / new_uuid().hex)
         except FileNotFoundError:
             return
         _fsync_folder(folder.parent)
-        shutil.rmtree(gone, ignore_errors=True)
 
 
 def idle_s(path: Path) -> float:

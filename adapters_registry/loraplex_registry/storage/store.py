@@ -44,7 +44,7 @@ class ObjectStore(Protocol):
         """
 
     def delete(self, digest: str) -> None:
-        """Remove an artifact if it is there."""
+        """Take an artifact away if it is there, without waiting for its bytes: `sweep_staging` frees those."""
 
     def list_artifacts(self) -> Iterator[tuple[str, float]]:
         """Yield digest and age in seconds since it was last put, of every artifact there is."""

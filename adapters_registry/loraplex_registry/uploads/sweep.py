@@ -42,11 +42,13 @@ class Sweeper:
     async def sweep(self) -> list[str]:
         """Sweep once and return the digests of removed objects."""
         grace_s = self._settings.orphan_grace_s
-        await asyncio.to_thread(self._store.sweep_staging, grace_s)
         await self._keys.sweep()
         listed = await asyncio.to_thread(lambda: list(self._store.list_artifacts()))
         orphans = await self._without_rows([digest for digest, age_s in listed if age_s > grace_s])
-        return [digest for digest in orphans if await self._remove(digest)]
+        removed = [digest for digest in orphans if await self._remove(digest)]
+        # frees the bytes of what was removed, too, now that nobody waits for the lock
+        await asyncio.to_thread(self._store.sweep_staging, grace_s)
+        return removed
 
     async def _without_rows(self, digests: list[str]) -> list[str]:
         async with self._database.read() as session:

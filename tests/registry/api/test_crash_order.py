@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from loraplex_registry.db.database import Change
 from loraplex_registry.errors import UnavailableError
 from loraplex_registry.settings import RegistrySettings
 from loraplex_registry.uploads import upload as upload_module
@@ -80,6 +82,25 @@ async def test_sweeper_between_object_and_row_costs_nothing(
     content = (await team("GET", f"{A}/versions/1/files/adapter_model.safetensors")).content
     assert content == (folder / "adapter_model.safetensors").read_bytes()
     assert num_sweeps == 1
+
+
+async def test_bytes_of_an_orphan_go_while_names_can_change(
+    world: World, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def change_nothing(change: Change) -> int:
+        return change.epoch
+
+    def rmtree_meanwhile(*args: Any, **kwargs: Any) -> None:
+        changing = asyncio.run_coroutine_threadsafe(world.registry.services.database.change(change_nothing), loop)
+        epochs.append(changing.result(5))
+        rmtree(*args, **kwargs)
+
+    loop, rmtree, epochs = asyncio.get_running_loop(), shutil.rmtree, list[int]()
+    await _orphan(world, make_adapter(1), monkeypatch)
+    monkeypatch.setattr(shutil, "rmtree", rmtree_meanwhile)
+    assert len(await _sweeper(world, -1).sweep()) == 1
+    assert world.objects() == []
+    assert len(epochs) == 1
 
 
 async def test_transaction_that_has_begun_ends_though_its_client_is_gone(
