@@ -20,6 +20,7 @@ class Setting:
     """A base, the judge's adapters on it, and twelve or more rows that mix all kinds and the base."""
 
     def __init__(self, base: Path, tmp: Path, std: float, tolerance: dict[str, float], **settings: int) -> None:
+        self.base, self.tmp = base, tmp
         self.judge = PeftJudge(base, KINDS, tmp / "peft", std=std)
         self.world = EngineWorld(base, tmp / "cache", max_loras=len(KINDS), max_num_seqs=32, **settings)
         self.digest_of = {None: None, **{name: self.world.put(folder) for name, folder in self.judge.folders.items()}}
@@ -73,3 +74,18 @@ def test_a_row_has_the_same_bits_alone_and_in_fifty_random_mixes(setting: Settin
         chosen = rng.sample(range(len(rows)), rng.randint(2, len(rows)))
         for index, logits in zip(chosen, world.score([rows[index] for index in chosen]), strict=True):
             assert torch.equal(logits, alone[index]), setting.rows[index][1]
+
+
+def test_bfloat16_chooses_as_peft_unless_nearly_tied(setting: Setting) -> None:
+    world = EngineWorld(setting.base, setting.tmp / "bf16", dtype="bfloat16", max_loras=len(KINDS), max_num_seqs=32)
+    digest_of = {None: None, **{name: world.put(folder) for name, folder in setting.judge.folders.items()}}
+    num_clear = 0
+    for logits, (ids, name) in zip(
+        world.score([(ids, digest_of[name]) for ids, name in setting.rows]), setting.rows, strict=True
+    ):
+        reference = setting.judge.logits(ids, name)
+        top = reference.topk(2, dim=-1).values
+        clear = top[:, 0] - top[:, 1] > 0.25
+        num_clear += int(clear.sum())
+        assert torch.equal(logits.argmax(-1)[clear], reference.argmax(-1)[clear]), name
+    assert num_clear > 50
