@@ -27,7 +27,7 @@ class DoneFinder:
         for url in sorted(urls, key=lambda url: url != row.replica):
             try:
                 done = await _ask(self._fleet.client(url), row.request_id)
-            except (UnreachableError, ReplicaFailedError):
+            except (UnreachableError, ReplicaFailedError, msgspec.MsgspecError):
                 is_complete = False
                 continue
             if done is not None:

@@ -179,7 +179,7 @@ class Generation:
         return Done(completion_tokens=self._num_events) if done is None else _read_done(done)
 
     async def _record(self, settlement: Settlement) -> None:
-        """Commit; if the database is away the answer goes on, and the open row is settled at the next start."""
+        """Commit; if the database is away the answer goes on, and the ledger writes it when it is back."""
         self._is_settled = True
         try:
             await self._settle(settlement)

@@ -1,7 +1,8 @@
 """Writes `request` and `usage` rows in group commits: callers that come together share one commit.
 
-`Ledger` is the only writer of both tables. A row is on disk when `open` or `settle` returns. While one commit runs the
-next group gathers, so nobody waits for a timer and a lone caller waits for its own commit only.
+`Ledger` is the only writer of both tables. A row is on disk when `open` returns, and when `settle` does unless the
+database is away: then the settlement is kept and tried again until it is back. While one commit runs the next group
+gathers, so nobody waits for a timer and a lone caller waits for its own commit only.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from loraplex.usage.record import RequestRow, Settlement
 
 _MAX_GROUP = 256
 _PROGRESS_EVERY_S = 1.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.25, 5.0
+_LAST_TRY_S = 3.0
+MAX_KEPT = 10_000
+"""Settlements kept while the database is away, some 20 MB. Requests that it did not open do not run, so no more come
+than were running when it went.
+"""
+
 _log = logging.getLogger(__name__)
 
 
 class _Entry(msgspec.Struct, eq=False):
-    """One row to write and the caller that waits for it."""
+    """One row to write and the caller that waits for its first try."""
 
     row: RequestRow
     settlement: Settlement | None
@@ -44,21 +52,26 @@ class Ledger:
         self._database = database
         self._pending: list[_Entry] = []
         self._has_work = asyncio.Event()
+        self._kept: dict[str, _Entry] = {}
+        self._has_kept = asyncio.Event()
         self._seen: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Begin to write."""
-        self._tasks = [asyncio.create_task(self._write_groups()), asyncio.create_task(self._write_progress())]
+        works = (self._write_groups(), self._write_kept(), self._write_progress())
+        self._tasks = [asyncio.create_task(work) for work in works]
 
     async def stop(self) -> None:
-        """Write what is pending, then end."""
+        """Write what is pending, and what was kept if the database is back, then end."""
         while self._pending:
             await asyncio.wait([entry.written for entry in self._pending])
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        if self._kept:
+            await self._write_last()
 
     async def open(self, row: RequestRow) -> None:
         """Commit that `row` is about to be dispatched.
@@ -69,10 +82,10 @@ class Ledger:
         await self._write(row, None)
 
     async def settle(self, row: RequestRow, settlement: Settlement) -> None:
-        """Commit how `row` ended; a second settlement of one request changes nothing.
+        """Commit how `row` ended, or keep it until the database is back; a second settlement changes nothing.
 
         Raises:
-            UnavailableError: The database does not answer; the row stays open and is settled after a restart.
+            UnavailableError: The database is away and too much is kept; the row is settled after a restart.
         """
         self._seen.pop(row.request_id, None)
         await self._write(row, settlement)
@@ -97,23 +110,68 @@ class Ledger:
             if not self._pending:
                 self._has_work.clear()
 
+    async def _write_kept(self) -> None:
+        """Try again what was kept; the wait doubles as long as the database stays away."""
+        wait_s = _FIRST_RETRY_S
+        while True:
+            await self._has_kept.wait()
+            await asyncio.sleep(wait_s)
+            num_kept = len(self._kept)
+            await self._write_group(list(self._kept.values())[:_MAX_GROUP])
+            is_away = len(self._kept) >= num_kept
+            wait_s = min(2 * wait_s, _LONGEST_RETRY_S) if is_away else _FIRST_RETRY_S
+            if not self._kept:
+                self._has_kept.clear()
+                _log.info("the database is back; all usage is written")
+
+    async def _write_last(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_TRY_S):
+                num_kept = 0
+                while self._kept and len(self._kept) != num_kept:
+                    num_kept = len(self._kept)
+                    await self._write_group(list(self._kept.values())[:_MAX_GROUP])
+        if self._kept:
+            _log.error("%d settlements could not be written; the next start asks the engines", len(self._kept))
+
     async def _write_group(self, group: list[_Entry]) -> None:
         """Commit a group; when the database refuses it, row by row, so that one bad row hurts only itself."""
         try:
             await self._commit(group)
         except DBAPIError as error:
             if len(group) == 1:
-                _finish(group, error)
+                self._finish(group, error)
                 return
             for entry in group:
                 await self._write_group([entry])
         except (LoraplexError, OSError) as error:
-            _finish(group, error)
+            self._keep(group, error)
         except Exception as error:  # noqa: BLE001 - the writer must outlive any row
             _log.exception("the ledger failed to write %d rows", len(group))
-            _finish(group, error)
+            self._finish(group, error)
         else:
-            _finish(group, None)
+            self._finish(group, None)
+
+    def _keep(self, group: Sequence[_Entry], error: Exception) -> None:
+        """Keep settlements as far as there is room; what was to be opened fails, as it must not run."""
+        for entry in group:
+            request_id = entry.row.request_id
+            is_settlement = entry.settlement is not None
+            if is_settlement and (request_id in self._kept or len(self._kept) < MAX_KEPT):
+                if not self._kept:
+                    _log.warning("the database is away; usage is kept until it is back: %s", error)
+                self._kept.setdefault(request_id, entry)
+                self._has_kept.set()
+                _tell(entry, None)
+            else:
+                _tell(entry, error)
+
+    def _finish(self, group: Sequence[_Entry], error: Exception | None) -> None:
+        for entry in group:
+            is_kept = entry.settlement is not None and self._kept.pop(entry.row.request_id, None) is not None
+            if is_kept and error is not None:
+                _log.error("%s could not be settled: %s", entry.row.request_id, error)
+            _tell(entry, error)
 
     async def _commit(self, group: Sequence[_Entry]) -> None:
         opened = [_request_values(entry.row) for entry in group if entry.settlement is None]
@@ -128,9 +186,14 @@ class Ledger:
         while True:
             await asyncio.sleep(_PROGRESS_EVERY_S)
             seen, self._seen = self._seen, {}
-            if seen:
-                with contextlib.suppress(LoraplexError):
-                    await self._commit_progress(seen)
+            if not seen:
+                continue
+            try:
+                await self._commit_progress(seen)
+            except (LoraplexError, OSError):
+                self._seen = seen | self._seen
+            except Exception:  # noqa: BLE001 - it is for rows that end as `lost`, and the next second has more
+                _log.exception("progress could not be written")
 
     async def _commit_progress(self, seen: dict[str, int]) -> None:
         update = (
@@ -142,14 +205,16 @@ class Ledger:
             await connection.execute(update, [{"id": key, "tokens": count} for key, count in seen.items()])
 
 
-def _finish(group: Sequence[_Entry], error: Exception | None) -> None:
-    for entry in group:
-        if error is None:
-            entry.written.set_result(None)
-        else:
-            entry.written.set_exception(error)
-            # The caller may be gone; an exception nobody fetches would be logged with the row in it.
-            entry.written.exception()
+def _tell(entry: _Entry, error: Exception | None) -> None:
+    """Answer the caller, which hears of the first try only."""
+    if entry.written.done():
+        return
+    if error is None:
+        entry.written.set_result(None)
+    else:
+        entry.written.set_exception(error)
+        # The caller may be gone; an exception nobody fetches would be logged with the row in it.
+        entry.written.exception()
 
 
 async def _settle(connection: AsyncConnection, settled: Sequence[tuple[RequestRow, Settlement]]) -> None:

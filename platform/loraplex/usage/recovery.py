@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from loraplex.db.database import Database
 from loraplex.db.tables import request
+from loraplex.errors import LoraplexError
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.record import Done, RequestRow, Settlement
 
@@ -27,6 +28,7 @@ Raises OSError while an engine that may know it does not answer.
 """
 
 _RETRY_EVERY_S = 2.0
+_FINISH_TO_OUTCOME = {"abort": "cancelled", "error": "error"}
 _log = logging.getLogger(__name__)
 
 
@@ -55,9 +57,24 @@ async def settle_open_requests(
     """Settle each of `found`; engines get `patience_s` to answer, then the rest is lost."""
     give_up_at = time.monotonic() + patience_s
     for item in found:
-        await ledger.settle(item.row, await _find_settlement(item, find_done, give_up_at))
+        await _settle(ledger, item.row, await _find_settlement(item, find_done, give_up_at))
     if found:
         _log.info("settled %d requests that were open at the last stop", len(found))
+
+
+async def _settle(ledger: Ledger, row: RequestRow, settlement: Settlement) -> None:
+    """Settle one request; neither a database that is away nor a row that it refuses keeps the others from theirs."""
+    while True:
+        try:
+            await ledger.settle(row, settlement)
+        except LoraplexError as error:
+            _log.warning("%s cannot be settled yet: %s", row.request_id, error.message)
+            await asyncio.sleep(_RETRY_EVERY_S)
+        except Exception:  # noqa: BLE001 - whatever is wrong with one row, the others are settled
+            _log.exception("%s cannot be settled", row.request_id)
+            return
+        else:
+            return
 
 
 async def _find_settlement(item: OpenRequest, find_done: FindDone, give_up_at: float) -> Settlement:
@@ -65,7 +82,9 @@ async def _find_settlement(item: OpenRequest, find_done: FindDone, give_up_at: f
         try:
             done = await find_done(item.row)
             break
-        except OSError:
+        except Exception as error:  # noqa: BLE001 - an engine that answers nonsense is one that does not answer
+            if not isinstance(error, OSError):
+                _log.warning("%s: an engine's answer makes no sense: %r", item.row.request_id, error)
             if time.monotonic() >= give_up_at:
                 done = None
                 break
@@ -73,7 +92,7 @@ async def _find_settlement(item: OpenRequest, find_done: FindDone, give_up_at: f
     if done is None:
         return Settlement(outcome="lost", done=Done(completion_tokens=item.tokens_seen))
     # Nobody read the end of it, but what was sampled counts.
-    return Settlement(outcome="cancelled" if done.finish == "abort" else "ok", done=done)
+    return Settlement(outcome=_FINISH_TO_OUTCOME.get(done.finish or "", "ok"), done=done)
 
 
 def _read_row(row: dict[str, Any]) -> RequestRow:

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from gateway_world import until
 from loraplex.db.database import Database
 from loraplex.db.tables import request, usage
 from loraplex.errors import UnavailableError
+from loraplex.usage import ledger as ledger_module
+from loraplex.usage import recovery
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.record import Done, RequestRow, Settlement
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
@@ -61,6 +64,23 @@ def row(request_id: str = "req_1", **changes: Any) -> RequestRow:
 async def read(database: Database, table: sa.Table) -> list[dict[str, Any]]:
     async with database.read() as connection:
         return [dict(found) for found in (await connection.execute(sa.select(table))).mappings()]
+
+
+class Outage:
+    """Takes a database away and gives it back."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._write = database.write
+
+    def begin(self) -> None:
+        def refuse() -> Any:
+            raise UnavailableError
+
+        self._database.write = refuse  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        self._database.write = self._write  # type: ignore[method-assign]
 
 
 DONE = Done(prompt_tokens=10, cached_tokens=4, completion_tokens=5, queue_s=0.5, decode_s=1.5, finish="stop")
@@ -126,6 +146,63 @@ async def test_a_cancelled_caller_leaves_its_row_committed(database: Database, l
     assert {found["request_id"] for found in await read(database, request)} == {"req_1", "req_2"}
 
 
+async def test_settlements_of_an_outage_are_written_after_it(database: Database, ledger: Ledger) -> None:
+    rows = [row(f"req_{i}") for i in range(300)]
+    await asyncio.gather(*(ledger.open(one) for one in rows))
+    outage = Outage(database)
+    outage.begin()
+    await asyncio.gather(*(ledger.settle(one, Settlement(outcome="ok", done=DONE)) for one in rows))
+    with pytest.raises(UnavailableError):
+        await ledger.open(row("req_new"))
+    await asyncio.sleep(0.6)
+    outage.end()
+
+    async def is_written() -> bool:
+        return len(await read(database, usage)) == 300
+
+    await until(is_written, 10)
+    assert {used["completion_tokens"] for used in await read(database, usage)} == {5}
+    assert await find_open_requests(database, NOW + timedelta(days=1)) == []
+
+
+async def test_what_an_outage_left_is_written_at_the_stop(database: Database) -> None:
+    ledger, outage = Ledger(database), Outage(database)
+    ledger.start()
+    outage.begin()
+    await ledger.settle(row(), Settlement(outcome="ok", done=DONE))
+    outage.end()
+    await ledger.stop()
+    assert [used["request_id"] for used in await read(database, usage)] == ["req_1"]
+
+
+async def test_no_more_is_kept_than_there_is_room_for(
+    database: Database, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "MAX_KEPT", 2)
+    outage = Outage(database)
+    outage.begin()
+    settlement = Settlement(outcome="ok", done=DONE)
+    await asyncio.gather(*(ledger.settle(row(f"req_{i}"), settlement) for i in (0, 1, 0)))
+    with pytest.raises(UnavailableError):
+        await ledger.settle(row("req_2"), settlement)
+    outage.end()
+
+
+async def test_progress_of_an_outage_is_not_lost(database: Database, ledger: Ledger) -> None:
+    await ledger.open(row("req_1"))
+    await ledger.open(row("req_2"))
+    outage = Outage(database)
+    outage.begin()
+    ledger.note_progress("req_1", 17)
+    ledger.note_progress("req_2", 3)
+    await asyncio.sleep(1.3)
+    ledger.note_progress("req_2", 4)
+    outage.end()
+    await asyncio.sleep(1.2)
+    found = await find_open_requests(database, NOW + timedelta(days=1))
+    assert {one.row.request_id: one.tokens_seen for one in found} == {"req_1": 17, "req_2": 4}
+
+
 @pytest.mark.parametrize("outcome", ["error", "cancelled"])
 async def test_what_did_not_reach_its_first_token_costs_nothing(
     database: Database, ledger: Ledger, outcome: str
@@ -156,6 +233,31 @@ async def test_open_requests_are_settled_after_a_restart(database: Database, led
     assert used == {"req_0": ("ok", 5), "req_1": ("lost", 17), "req_2": ("cancelled", 3), "req_3": ("lost", 0)}
     assert tries == 1
     assert await find_open_requests(database, NOW + timedelta(seconds=10)) == []
+
+
+async def test_one_request_that_cannot_be_settled_keeps_no_other_from_it(
+    database: Database, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_RETRY_EVERY_S", 0.01)
+    for number in range(4):
+        await ledger.open(row(f"req_{number}", created_at=NOW + timedelta(seconds=number)))
+    found = await find_open_requests(database, NOW + timedelta(seconds=10))
+    settle, failures = ledger.settle, {"req_0": [UnavailableError()] * 2, "req_1": [ValueError("no such row")]}
+
+    async def settle_badly(one: RequestRow, settlement: Settlement) -> None:
+        if failures.get(one.request_id):
+            raise failures[one.request_id].pop()
+        await settle(one, settlement)
+
+    async def find_done(one: RequestRow) -> Done | None:
+        if one.request_id == "req_2":
+            raise ValueError("not an answer")
+        return Done(completion_tokens=2, finish="error")
+
+    monkeypatch.setattr(ledger, "settle", settle_badly)
+    await settle_open_requests(ledger, found, find_done, patience_s=0)
+    used = {one["request_id"]: (one["outcome"], one["completion_tokens"]) for one in await read(database, usage)}
+    assert used == {"req_0": ("error", 2), "req_2": ("lost", 0), "req_3": ("error", 2)}
 
 
 async def test_usage_is_summed_by_its_groups(database: Database, ledger: Ledger) -> None:
