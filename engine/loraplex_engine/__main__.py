@@ -1,4 +1,4 @@
-"""`python -m loraplex_engine`: `pull` fetches a base, `serve` runs the HTTP front, `core` is started by the front.
+"""`python -m loraplex_engine`: `pull` and `list` for bases, `check` and `serve` for an engine; `serve` starts `core`.
 
 Only arguments are read here; each command imports what it runs, so that `pull` and `serve` start without torch.
 """
@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from loraplex_engine.errors import BaseUnavailableError, EngineError
@@ -38,7 +39,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m loraplex_engine", description="The engine of Loraplex.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_pull(commands.add_parser("pull", help="fetch a base model onto this machine"))
-    _add_serve(commands.add_parser("serve", help="serve one base and its adapters"))
+    _add_list(commands.add_parser("list", help="list the bases of this machine's cache"))
+    _add_serve(commands.add_parser("serve", help="serve one base and its adapters"), run=_run_serve)
+    _add_serve(
+        commands.add_parser("check", help="judge the flags and settings of serve; start nothing"), run=_run_check
+    )
     core = commands.add_parser("core", help="the model process; started by serve, reads its settings on standard input")
     core.set_defaults(run=_run_core)
     return parser
@@ -53,13 +58,19 @@ def _add_pull(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run_pull)
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help=_CACHE_HELP)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run_list)
+
+
+def _add_serve(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
     parser.add_argument("--base", metavar="FOLDER_OR_NAME", help="the base; default: LORAPLEX_ENGINE_BASE")
     parser.add_argument("--listen", metavar="HOST:PORT", help="default: LORAPLEX_LISTEN or 127.0.0.1:8100")
     parser.add_argument("--registry-url", metavar="URL", help="where adapters come from")
     parser.add_argument("--cache-dir", type=Path, metavar="DIR", help=_CACHE_HELP)
     add_engine_flags(parser)
-    parser.set_defaults(run=_run_serve)
+    parser.set_defaults(run=run)
 
 
 def _run_pull(args: argparse.Namespace) -> int:
@@ -76,6 +87,34 @@ def _run_pull(args: argparse.Namespace) -> int:
         print(json.dumps({"folder": str(folder), **facts}))
     else:
         print(f"{spec.name} is in {folder}")
+    return 0
+
+
+def _run_list(args: argparse.Namespace) -> int:
+    from loraplex_engine.bases.folder import list_bases, load_marker, load_spec
+
+    bases = [
+        {
+            "name": spec.name,
+            "accepted_names": spec.accepted_names,
+            "from": load_marker(folder).origin.spec,
+            "context": spec.default_context,
+            "fingerprint": spec.fingerprint,
+            "folder": str(folder),
+        }
+        for folder in list_bases(_cache_dir(args, read_settings(os.environ, "engine")))
+        for spec in (load_spec(folder),)
+    ]
+    if args.json:
+        print(json.dumps(bases, indent=2))
+    for base in () if args.json else bases:
+        print(f"{base['name']}  context {base['context']}  {base['folder']}  (from {base['from']})")
+    return 0
+
+
+def _run_check(args: argparse.Namespace) -> int:
+    settings = read_settings(os.environ, "engine")
+    build_config(args, settings, Path(), _cache_dir(args, settings))
     return 0
 
 

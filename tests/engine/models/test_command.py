@@ -28,6 +28,26 @@ def test_pull_ends_with_one_line_of_json(source: Path, tmp_path: Path, capsys: p
     assert output["fingerprint"].startswith("sha256:")
 
 
+def test_list_names_the_bases_of_the_cache(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache = ("--cache-dir", str(tmp_path / "cache"))
+    assert main(["list", *cache, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    main(["pull", str(source), *cache])
+    capsys.readouterr()
+    assert main(["list", *cache, "--json"]) == 0
+    (base,) = json.loads(capsys.readouterr().out)
+    assert (base["name"], base["from"]) == ("tiny", str(source))
+    assert base["folder"] == str(tmp_path / "cache" / "bases" / "tiny")
+    assert main(["list", *cache]) == 0
+    assert "tiny  context" in capsys.readouterr().out
+
+
+def test_check_refuses_what_serve_would_and_needs_no_base(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--max-loras", "4"]) == 0
+    assert main(["check", "--quantization", "fp8"]) == 1
+    assert "--quantization is 'fp8'" in capsys.readouterr().err
+
+
 def test_pull_fails_with_a_sentence_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "nothing", "--cache-dir", str(tmp_path)]) == 1
     captured = capsys.readouterr()
