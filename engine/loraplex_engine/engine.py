@@ -191,6 +191,7 @@ class Engine:
 
     def _observe_step(self, plan: StepPlan, result: StepResult) -> None:
         self.metrics.step_tokens.observe(plan.num_tokens)
+        self.metrics.step_requests.observe(len(plan.rows))
         self.metrics.step_adapters.observe(plan.num_adapters)
         self.metrics.base_gemms.inc(result.num_base_gemms)
         for gap_s in self.scheduler.take_token_gaps():

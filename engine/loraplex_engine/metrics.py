@@ -49,6 +49,11 @@ class EngineMetrics:
         self.step_tokens = histogram(
             "loraplex_step_tokens", "Tokens in a step.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
         )
+        self.step_requests = histogram(
+            "loraplex_step_requests",
+            "Requests in a step, of adapters and of the base.",
+            (1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
+        )
         self.step_adapters = histogram(
             "loraplex_step_adapters", "Distinct adapter digests in a step.", (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
         )
