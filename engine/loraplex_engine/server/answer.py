@@ -20,7 +20,6 @@ from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.wire import done as private
 from loraplex_engine.wire.done import RequestDone
 
-WRITE_TIMEOUT_S = 30.0
 # a stream that has tokens but no text yet says so this often
 _QUIET_S = 5.0
 _STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"))
@@ -46,7 +45,6 @@ class GenerationAnswer:
         self._metrics = metrics
         self._opened: set[int] = set()
         self._is_started = False
-        self._is_blocked = False
         self._written_at = 0.0
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
@@ -102,8 +100,6 @@ class GenerationAnswer:
         """Say what went wrong: as the whole answer, or as the last event of a stream."""
         if isinstance(error, ClientGoneError):
             self._metrics.aborts.inc()
-        if self._is_blocked:
-            return
         done, body = await self._generation.settle(), error_body(error)
         if self._is_started:
             await self._write(send, self._done_event(done) + _event(body), is_last=True)
@@ -125,16 +121,10 @@ class GenerationAnswer:
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
-        """Send bytes; a client that takes none for `WRITE_TIMEOUT_S` is gone."""
+        """Send bytes, as fast as the client takes them; one that takes none is cut off by the protocol."""
         if not data and not is_last:
             return
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-        except TimeoutError as error:
-            self._is_blocked = True
-            self._generation.cancel()
-            raise ClientGoneError from error
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self._written_at = asyncio.get_running_loop().time()
 
     def _build_sign_of_life(self) -> bytes:

@@ -26,6 +26,7 @@ from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.core_process import CoreProcess
 from loraplex_engine.server.front import Front
 from loraplex_engine.server.guard import AUDIENCE
+from loraplex_engine.server.protocol import BoundedProtocol
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_registry.wire.identity import TokenError, TokenVerifier
 
@@ -125,7 +126,7 @@ def build_server(front: Front, verifier: TokenVerifier) -> uvicorn.Server:
     """Return the HTTP server of a front, not yet started."""
     settings = uvicorn.Config(
         build_app(front, verifier),
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

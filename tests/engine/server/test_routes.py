@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -396,21 +398,25 @@ async def test_nothing_is_sent_before_the_first_token(rig: Rig) -> None:
         assert asyncio.get_running_loop().time() - started >= 0.3
 
 
-async def test_a_reader_that_stops_is_aborted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loraplex_engine.server.answer.WRITE_TIMEOUT_S", 0.3)
+async def test_a_reader_that_stops_is_aborted_and_cut_off(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraplex_engine.server.protocol.WRITE_TIMEOUT_S", 0.3)
     rig.core.answer = rig.core.encode("x" * 1000) * 400
     rig.client.facts = msgspec.structs.replace(rig.core.facts, max_model_len=10_000_000)
-    reader, writer = await asyncio.open_unix_connection(rig.uds)
     body = json.dumps(PROMPT | {"stream": True, "max_tokens": 5_000_000}).encode()
     lines = [f"POST {COMPLETION_PATH} HTTP/1.1", "host: e", f"authorization: Bearer {sign()}"]
     lines += ["content-type: application/json", f"content-length: {len(body)}", "", ""]
-    head = "\r\n".join(lines)
-    writer.write(head.encode() + body)
-    await reader.readexactly(15)
-    writer.transport.pause_reading()  # type: ignore[attr-defined]
-    await until(lambda: rig.core.aborted, 15)
-    assert rig.core.aborted[0][1] == "abort"
-    writer.transport.abort()
+    loop, hang_up = asyncio.get_running_loop(), select.poll()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        hang_up.register(client, select.POLLHUP)
+        await loop.sock_connect(client, rig.uds)
+        await loop.sock_sendall(client, "\r\n".join(lines).encode() + body)
+        assert await loop.sock_recv(client, 15) == b"HTTP/1.1 200 OK"
+        await until(lambda: rig.core.aborted, 15)
+        assert rig.core.aborted[0][1] == "abort"
+        await until(lambda: rig.front.log.num_open == 0)
+        # the other end is closed though nothing of what it wrote was read
+        await until(lambda: hang_up.poll(0), 5)
 
 
 async def test_tokenize_equals_what_generation_sends(rig: Rig) -> None:
