@@ -63,10 +63,13 @@ def test_second_platform_on_one_folder_or_port_is_refused(platform: LivePlatform
         assert reason in done.stderr
 
 
-def test_engine_flag_that_is_not_built_stops_the_start_with_its_sentence(smollm2_base: Path, tmp_path: Path) -> None:
+def test_engine_flag_that_is_not_built_is_refused_before_anything_is_changed(
+    smollm2_base: Path, tmp_path: Path
+) -> None:
     argv = [sys.executable, "-m", "loraplex", "up", "--data-dir", str(tmp_path / "d"), "--port", "0"]
     done = subprocess.run(
         [*argv, "--quantization", "fp8"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 1
     assert "not built yet" in done.stderr
+    assert not (tmp_path / "d" / "loraplex.db").exists()

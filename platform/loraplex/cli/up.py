@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from loraplex.cli.engine_flag import EngineFlags
 from loraplex.cli.output import AsJson, print_json, say, stderr, stdout
@@ -26,7 +27,7 @@ def up(
     base: str | None = None,
     data_dir: Path | None = None,
     host: str | None = None,
-    port: int | None = None,
+    port: Annotated[int | None, Parameter(validator=Number(gte=0, lte=65535))] = None,
     served_model_name: str | None = None,
     insecure_behind_proxy: Annotated[bool, Parameter(negative=())] = False,
     demo: Annotated[bool, Parameter(negative=())] = False,

@@ -44,6 +44,7 @@ class Child:
         self._backoff = Backoff()
         self._process: asyncio.subprocess.Process | None = None
         self._started_at = 0.0
+        self._first_byte: int | None = None
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -55,6 +56,8 @@ class Child:
         """Start the process once; `keep` makes it stay."""
         supervisor_pid = os.getpid()
         with self.spec.log.open("ab") as log:
+            if self._first_byte is None:
+                self._first_byte = log.seek(0, os.SEEK_END)
             self._process = await asyncio.create_subprocess_exec(
                 *self.spec.argv,
                 env=self.spec.env,
@@ -87,9 +90,9 @@ class Child:
             await process.wait()
 
     def read_tail(self, num_lines: int = 12) -> str:
-        """Return the last lines of its output."""
+        """Return the last lines of its output; what earlier runs left in the log is not shown."""
         with contextlib.suppress(OSError), self.spec.log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            log.seek(max(self._first_byte or 0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
             return "\n".join(line for line in lines[-num_lines:] if line.strip())
         return ""

@@ -13,10 +13,11 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from loraplex.client.location import ADMIN_KEY_FILE, URL_FILE
 from loraplex.keys.files import load_signing_key
-from loraplex.supervisor.errors import FolderInUseError
+from loraplex.supervisor.errors import FolderInUseError, UpError
 from loraplex_registry.wire.identity import TokenSigner
 
 _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
@@ -54,9 +55,9 @@ class DataFolder:
 
         Raises:
             FolderInUseError: Another process holds it.
+            UpError: It cannot be made or written.
         """
-        self.path.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
+        with self._open_lock() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -64,6 +65,15 @@ class DataFolder:
                     f"Another `loraplex up` uses {self.path}. Stop it, or choose another folder with --data-dir."
                 ) from error
             yield
+
+    def _open_lock(self) -> TextIO:
+        try:
+            self.path.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+            return (self.path / "lock").open("w")
+        except OSError as error:
+            raise UpError(
+                f"{self.path} cannot be the data folder ({error.strerror}). Choose another one with --data-dir."
+            ) from error
 
     def prepare(self, signing_key: str | None) -> TokenSigner:
         """Make what is absent, turn over logs that grew long, and return a signer with the key in use.

@@ -4,6 +4,7 @@ UpError
     PortTakenError
     FolderInUseError
     PartFailedError
+    StoppedError
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ class PortTakenError(UpError):
 
 class FolderInUseError(UpError):
     """Another `loraplex up` uses this data folder; stop it, or choose another folder with --data-dir."""
+
+
+class StoppedError(UpError):
+    """Stopped before it was done."""
+
+    exit_code = 130
 
 
 class PartFailedError(UpError):

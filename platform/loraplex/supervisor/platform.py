@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -21,7 +21,8 @@ from loraplex.supervisor.child import Child, ChildSpec
 from loraplex.supervisor.data_folder import DataFolder, write_private
 from loraplex.supervisor.display import Display
 from loraplex.supervisor.environment import build_environment
-from loraplex.supervisor.errors import UpError
+from loraplex.supervisor.errors import StoppedError, UpError
+from loraplex.supervisor.flag_check import check_engine_flags
 from loraplex.supervisor.migration import migrate
 from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
@@ -79,13 +80,14 @@ async def run_platform(options: UpOptions, environ: Mapping[str, str], display: 
     Raises:
         UpError: It could not start.
         SettingError: A setting has a bad name or value.
+        StoppedError: A signal came before `on_ready` was done.
         ClientError: The registry refused the base.
     """
     check_binding(options)
     settings = read_settings(environ, "up")
     stop = _stop_on_signals()
     folder = DataFolder(options.data_dir)
-    with suppress(_StoppedError), folder.lock():
+    with folder.lock():
         signer = folder.prepare(settings.get("signing_key"))
         admin_key, is_new_key = load_admin_key(settings.get("admin_key"), folder.path)
         addresses = choose_addresses(options)
@@ -127,17 +129,13 @@ def choose_addresses(options: UpOptions) -> Addresses:
     return Addresses(options.host, find_free_port(options.host), find_free_port("127.0.0.1"))
 
 
-class _StoppedError(Exception):
-    """A signal came while the platform was starting."""
-
-
 async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
     """Return what `work` returns, or cancel it when `stop` is set first."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise _StoppedError
+            raise StoppedError
         return task.result()
     finally:
         for pending in (task, stopped):
@@ -146,8 +144,9 @@ async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
 
 
 async def _prepare(options: UpOptions, environ: Mapping[str, str], folder: DataFolder, display: Display) -> PulledBase:
+    env = build_environment(environ, "engine") | {"LORAPLEX_CACHE_DIR": str(options.cache_dir)}
+    await check_engine_flags(options.engine_flags, env)
     with display.stage("Base model", spinner=False) as stage:
-        env = build_environment(environ, "engine") | {"LORAPLEX_CACHE_DIR": str(options.cache_dir)}
         base = await pull_base(options.base, options.served_model_name, env)
         stage.result = base.spec.name
     with display.stage("Database") as stage:

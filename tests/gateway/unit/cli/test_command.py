@@ -58,7 +58,9 @@ def test_command_that_prints_data_prints_json(command: str, capsys: pytest.Captu
     assert "--json" in help_of(command, capsys)
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], ["tenants", "create"], ["up", "--port", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["no-such-command"], ["tenants", "create"], ["up", "--port", "x"], ["up", "--port", "99999"]]
+)
 def test_wrong_call_is_exit_code_2(arguments: list[str]) -> None:
     assert main(arguments) == 2
 

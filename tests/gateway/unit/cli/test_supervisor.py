@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import stat
@@ -11,16 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from loraplex.supervisor.backoff import Backoff
 from loraplex.supervisor.base import PulledBase
 from loraplex.supervisor.child import Child, ChildSpec
 from loraplex.supervisor.data_folder import DataFolder
+from loraplex.supervisor.display import Display
 from loraplex.supervisor.environment import build_environment, give_default_file
-from loraplex.supervisor.errors import FolderInUseError, UpError
+from loraplex.supervisor.errors import FolderInUseError, StoppedError, UpError
+from loraplex.supervisor.flag_check import check_engine_flags
 from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_engine, build_gateway
-from loraplex.supervisor.platform import check_binding
+from loraplex.supervisor.platform import check_binding, run_platform
 from loraplex_registry.peft.spec import BaseSpec
 
 SECRETS = ("LORAPLEX_SIGNING_KEY", "LORAPLEX_KEY_PEPPER", "LORAPLEX_ADMIN_KEY", "LORAPLEX_DATABASE_URL")
@@ -61,6 +65,36 @@ def test_folder_and_its_secrets_are_private_and_kept(tmp_path: Path) -> None:
 def test_folder_serves_one_platform(tmp_path: Path) -> None:
     with DataFolder(tmp_path).lock(), pytest.raises(FolderInUseError, match="--data-dir"), DataFolder(tmp_path).lock():
         pass
+
+
+def test_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UpError, match=r"Not a directory.*--data-dir"), DataFolder(tmp_path / "file" / "x").lock():
+        pass
+
+
+async def test_flag_that_is_not_built_is_refused_by_the_engines_sentence() -> None:
+    await check_engine_flags(("--max-loras", "4"), dict(os.environ))
+    with pytest.raises(UpError, match=r"^--quantization is 'fp8'.*not built yet\.$"):
+        await check_engine_flags(("--quantization", "fp8"), dict(os.environ))
+
+
+async def test_platform_that_is_stopped_while_it_starts_ends_with_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def prepare(*_: object) -> PulledBase:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(60)
+        return base(tmp_path)
+
+    async def on_ready(_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("loraplex.supervisor.platform._prepare", prepare)
+    monkeypatch.setattr("loraplex.supervisor.platform.choose_addresses", lambda _: Addresses("127.0.0.1", 1, 2))
+    with pytest.raises(StoppedError) as caught:
+        await run_platform(options(tmp_path), {}, Display(Console(file=io.StringIO())), on_ready)
+    assert caught.value.exit_code == 130
 
 
 def test_long_log_is_turned_over(tmp_path: Path) -> None:
@@ -152,6 +186,14 @@ async def test_child_that_ends_starts_again(tmp_path: Path) -> None:
     await child.stop(1)
     assert ends == [("part", 3, 1.0), ("part", 3, 2.0)]
     assert child.read_tail().splitlines() == ["hello", "hello"]
+
+
+async def test_log_of_an_earlier_run_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "part.log").write_text("old trouble\n")
+    child = child_of(tmp_path, "print('new', flush=True)", [])
+    await child.start()
+    await wait_for(lambda: child.exit_code is not None)
+    assert child.read_tail() == "new"
 
 
 async def test_child_that_drains_is_waited_for(tmp_path: Path) -> None:

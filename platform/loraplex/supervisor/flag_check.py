@@ -1,0 +1,28 @@
+"""The engine's flags, judged by the engine's own program before anything is changed or started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from loraplex.supervisor.errors import UpError
+
+_PREFIX = "loraplex engine: "
+
+
+async def check_engine_flags(flags: Sequence[str], env: dict[str, str]) -> None:
+    """Return if an engine would start with these flags and this environment.
+
+    Raises:
+        UpError: It would not; the engine's sentence says why.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "loraplex_engine", "check", *flags),
+        env=env,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    if process.returncode != 0:
+        raise UpError(errors.decode(errors="replace").strip().removeprefix(_PREFIX))
