@@ -21,6 +21,7 @@ from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
+from loraplex.db.claim import Claim
 from loraplex.db.database import Database
 from loraplex.db.revision import check_revision
 from loraplex.errors import LoraplexError, SettingsError, StartError
@@ -65,6 +66,7 @@ class Gateway:
         self._registry = registry
         self._tasks: list[asyncio.Task[None]] = []
         self.database = Database(settings.database_url)
+        self.claim = Claim(settings.database_url)
         self._pepper = load_pepper(settings.key_pepper, settings.data_dir)
         self.keys = KeyService(self.database, self._pepper)
         self.tenants = TenantService(self.database)
@@ -85,10 +87,11 @@ class Gateway:
         """Check the schema, load names and keys, find engines, settle what an earlier process left open.
 
         Raises:
-            StartError: A setting is wrong or the database is at another revision.
+            StartError: A setting is wrong, or the database is at another revision or another gateway's.
             LoraplexError: The database does not answer.
         """
         await check_revision(self.database)
+        await self.claim.take()
         await self._ensure_admin_key()
         await self.directory.refresh()
         await self._registry.start()
@@ -108,6 +111,7 @@ class Gateway:
         await self.fleet.stop()
         await self.ledger.stop()
         await self._registry.stop()
+        await self.claim.release()
         await self.database.close()
 
     async def _ensure_admin_key(self) -> None:
@@ -215,11 +219,14 @@ async def serve(settings: Settings) -> None:
     with listening:
         async with running_gateway(settings) as gateway:
             _log.info("listening on %s", describe_address(listening))
-            await GatewayServer(gateway.app, gateway.drain, settings.drain_s).serve(sockets=[listening])
+            server = GatewayServer(gateway.app, gateway.drain, settings.drain_s)
+            watch = asyncio.create_task(gateway.claim.watch(server.stop))
+            await server.serve(sockets=[listening])
+            watch.cancel()
 
 
 def run(settings: Settings) -> int:
-    """Run the gateway process and return its exit code: 0 after a signal, 2 for a bad setting, 3 for a schema."""
+    """Run the gateway process and return its exit code: 0 after a signal, 2 for a bad setting, 3 for the database."""
     _configure_log(settings.log_level)
     try:
         uvloop.run(serve(settings))

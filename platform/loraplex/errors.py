@@ -17,7 +17,7 @@ LoraplexError
     ReplicaFailedError
     DeadlineExceededError
     StartError
-        SettingsError, DatabaseRevisionError
+        SettingsError, DatabaseRevisionError, DatabaseInUseError
 """
 
 from __future__ import annotations
@@ -195,4 +195,11 @@ class DatabaseRevisionError(StartError):
     """The database is not at the revision that this program needs; run: loraplex db upgrade."""
 
     code = "database_revision"
+    exit_code = 3
+
+
+class DatabaseInUseError(StartError):
+    """Another gateway runs on this database, and for now only one may; stop it, or give this one its own database."""
+
+    code = "database_in_use"
     exit_code = 3

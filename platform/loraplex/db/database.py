@@ -38,7 +38,7 @@ class Database:
         Raises:
             UnavailableError: The database does not answer in time.
         """
-        async with _unavailable_on_failure(), self.engine.connect() as connection:
+        async with unavailable_on_failure(), self.engine.connect() as connection:
             yield connection
 
     @asynccontextmanager
@@ -48,7 +48,7 @@ class Database:
         Raises:
             UnavailableError: The database does not answer in time.
         """
-        async with _unavailable_on_failure(), self._one_writer(), self.engine.connect() as connection:
+        async with unavailable_on_failure(), self._one_writer(), self.engine.connect() as connection:
             await connection.execution_options(**{_WRITES: True})
             async with connection.begin():
                 yield connection
@@ -109,7 +109,8 @@ def _begin_sqlite(connection: sa.Connection) -> None:
 
 
 @asynccontextmanager
-async def _unavailable_on_failure() -> AsyncIterator[None]:
+async def unavailable_on_failure() -> AsyncIterator[None]:
+    """Say `UnavailableError` of a database that does not answer; what it refuses stays as it is."""
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:

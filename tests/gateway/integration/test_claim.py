@@ -1,0 +1,105 @@
+"""One gateway at a time on one database, on both kinds of database, also across kills and broken connections."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from gateway_world import running_world
+from loraplex.db import claim as claim_module
+from loraplex.db.claim import Claim
+from loraplex.db.database import Database
+from loraplex.errors import DatabaseInUseError
+
+ENDED_BY_ADMIN = sa.text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_module, "_PATIENCE_S", 0.0)
+
+
+@pytest.fixture
+async def claim(database_url: str) -> AsyncIterator[Claim]:
+    taken = Claim(database_url)
+    await taken.take()
+    yield taken
+    await taken.release()
+
+
+async def test_a_database_has_one_gateway_and_then_another(claim: Claim, database_url: str) -> None:
+    second = Claim(database_url)
+    with pytest.raises(DatabaseInUseError) as caught:
+        await second.take()
+    assert (caught.value.exit_code, caught.value.code) == (3, "database_in_use")
+    await claim.release()
+    await second.take()
+    await second.release()
+
+
+async def test_a_gateway_that_is_just_ending_is_waited_for(
+    claim: Claim, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_module, "_PATIENCE_S", 5.0)
+    second = Claim(database_url)
+    waiting = asyncio.create_task(second.take())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await claim.release()
+    await waiting
+    await second.release()
+
+
+async def test_a_second_gateway_is_refused_before_it_changes_anything(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_world(database_url, tmp_path) as first:
+        with pytest.raises(DatabaseInUseError):
+            async with running_world(database_url, tmp_path):
+                pass
+        assert (await first.call("GET", "/api/v1/tenants")).status_code == 200
+
+
+class TestPostgres:
+    """What a session's lock needs beyond a file's."""
+
+    @pytest.fixture
+    def dialect(self) -> str:
+        return "postgresql"
+
+    @pytest.fixture
+    async def watched(self, claim: Claim, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Event]:
+        """Set once the claim is lost."""
+        monkeypatch.setattr(claim_module, "_LOOK_EVERY_S", 0.2)
+        lost = asyncio.Event()
+        task = asyncio.create_task(claim.watch(lost.set))
+        yield lost
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    async def end_sessions(self, database_url: str) -> None:
+        database = Database(database_url)
+        async with database.read() as connection:
+            await connection.execute(ENDED_BY_ADMIN)
+        await database.close()
+
+    async def test_a_broken_connection_is_made_again(self, watched: asyncio.Event, database_url: str) -> None:
+        await self.end_sessions(database_url)
+        await asyncio.sleep(1.0)
+        with pytest.raises(DatabaseInUseError):
+            await Claim(database_url).take()
+        assert not watched.is_set()
+
+    async def test_one_that_comes_too_late_is_told(self, watched: asyncio.Event, database_url: str) -> None:
+        faster = Claim(database_url)
+        await self.end_sessions(database_url)
+        await faster.take()
+        async with asyncio.timeout(5):
+            await watched.wait()
+        await faster.release()
