@@ -78,8 +78,9 @@ class CoreClient:
     def add(self, request: AddRequest, sink: Sink) -> None:
         """Start one request; see `generation.Core`. Raises as `get_facts`."""
         self.get_facts()
-        self._id_to_sink[request.request_id] = sink
+        # what cannot be sent must leave no sink behind; no event can come before this returns
         self._post(request)
+        self._id_to_sink[request.request_id] = sink
 
     def abort(self, request_id: str, reason: str) -> None:
         """End one request; one that is not open is left alone."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loraplex_engine.errors import EngineError, ModelNotFoundError
+from loraplex_engine.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
 from loraplex_engine.server.call import Caller
 from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
@@ -26,6 +26,7 @@ from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire.done import RequestDone
 from loraplex_engine.wire.messages import CoreReady, Drain, SamplingParams
 from loraplex_engine.wire.openai import (
+    MAX_GENERATIONS,
     ChatRequest,
     CompletionRequest,
     ModelCard,
@@ -73,7 +74,8 @@ class Front:
         digest = self._resolve(request.model, facts)
         ids = await self._prompts.read_chat(request.messages, facts.max_model_len)
         max_tokens = self._fit(request, [ids], facts, default=None, param="messages")
-        spec = _build_spec(request, caller, [ids], max_tokens, digest, continues_prompt=False)
+        params = _build_params(request, max_tokens, facts.vocab_size)
+        spec = _build_spec(request, caller, [ids], params, digest, continues_prompt=False)
         return self._answer(request, caller, spec, ChatRenderer(self._answer_facts("chatcmpl", request, caller, facts)))
 
     async def create_completion(self, body: dict[str, Any], caller: Caller) -> GenerationAnswer:
@@ -81,8 +83,10 @@ class Front:
         facts, request = self.core.get_facts(), read_completion(body)
         digest = self._resolve(request.model, facts)
         prompts = await self._prompts.read_prompts(request.prompt, facts.max_model_len)
+        _check_generations(len(prompts), request.n)
         max_tokens = self._fit(request, prompts, facts, default=DEFAULT_COMPLETION_TOKENS, param="prompt")
-        spec = _build_spec(request, caller, prompts, max_tokens, digest, continues_prompt=True)
+        params = _build_params(request, max_tokens, facts.vocab_size)
+        spec = _build_spec(request, caller, prompts, params, digest, continues_prompt=True)
         return self._answer(
             request, caller, spec, CompletionRenderer(self._answer_facts("cmpl", request, caller, facts))
         )
@@ -151,26 +155,37 @@ class Front:
         self.metrics.requests.labels(finish=done.finish).inc()
 
 
-def _build_spec(
-    request: ChatRequest | CompletionRequest,
-    caller: Caller,
-    prompts: list[list[int]],
-    max_tokens: int,
-    digest: str | None,
-    *,
-    continues_prompt: bool,
-) -> GenerationSpec:
-    params = SamplingParams(
+def _check_generations(num_prompts: int, n: int) -> None:
+    if num_prompts * n > MAX_GENERATIONS:
+        raise InvalidRequestError(
+            f"`n` is {n} for {num_prompts} prompts, but a call may ask for {MAX_GENERATIONS} answers in all.", param="n"
+        )
+
+
+def _build_params(request: SamplingFields, max_tokens: int, vocab_size: int) -> SamplingParams:
+    return SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
-        top_k=max(request.top_k, 0),
+        # the whole vocabulary is what 0 says, too
+        top_k=request.top_k if 0 < request.top_k < vocab_size else 0,
         min_p=request.min_p,
         seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
         min_tokens=min(request.min_tokens, max_tokens),
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
     )
+
+
+def _build_spec(
+    request: ChatRequest | CompletionRequest,
+    caller: Caller,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    digest: str | None,
+    *,
+    continues_prompt: bool,
+) -> GenerationSpec:
     return GenerationSpec(
         request_id=caller.request_id,
         prompts=prompts,

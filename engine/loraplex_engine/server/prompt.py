@@ -17,6 +17,7 @@ from loraplex_engine.wire import openai
 DEFAULT_COMPLETION_TOKENS = 16
 # below this tokenising takes less than a step; above it goes to the thread
 _LONG_TEXT_CHARS = 8192
+_MAX_SHOWN = 10**15
 
 
 class PromptReader:
@@ -144,7 +145,7 @@ def fit_max_tokens(
 
 
 def _refuse_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str) -> NoReturn:
-    asked = "at least 1" if max_tokens is None else f"{max_tokens}"
+    asked = "at least 1" if max_tokens is None else f"{max_tokens}" if max_tokens < _MAX_SHOWN else "far more"
     raise ContextLengthError(
         f"This model's context is {max_model_len} tokens, but the prompt has {num_prompt_tokens} tokens and the answer "
         f"asks for {asked}; shorten the prompt or lower max_tokens.",

@@ -12,6 +12,8 @@ import msgspec
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 16
+MAX_GENERATIONS = 128
+"""Of one call: prompts times choices."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 128
 MAX_METADATA = 16

@@ -18,8 +18,8 @@ from loraplex_engine.errors import StartupError
 from loraplex_engine.server import core_process
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.core_process import CoreProcess
-from loraplex_engine.wire.messages import AddRequest, GetState, SamplingParams, TokenEvent
-from scripted_core import until
+from loraplex_engine.wire.messages import AddRequest, GetState, SamplingParams, ToCore, TokenEvent, encode
+from scripted_core import build_facts, until
 from toy_tokenizers import write_byte_level
 
 SCRIPT = Path(scripted_core_process.__file__)
@@ -127,3 +127,18 @@ async def test_the_sockets_folder_goes_with_the_core(tmp_path: Path, monkeypatch
     async with running(core, client):
         assert folder_modes(tmp_path) == [0o700]
     assert folder_modes(tmp_path) == []
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_open() -> None:
+    client = CoreClient()
+
+    def send(message: ToCore) -> None:
+        encode(message)
+
+    client.attach(send)
+    client.receive(build_facts())
+    with pytest.raises(OverflowError):
+        client.add(
+            AddRequest(request_id="a", prompt_ids=[5], params=SamplingParams(max_tokens=2**70)), lambda event: None
+        )
+    assert client.num_open == 0

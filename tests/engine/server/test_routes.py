@@ -199,6 +199,46 @@ async def test_sampling_fields_reach_the_core(rig: Rig) -> None:
     assert (request.digest, request.tenant_id, request.deadline_s) == (DIGEST, "t-9", 5.0)
 
 
+@pytest.mark.parametrize("top_k", [-1, 0, 2000, 9_999_999, 2**70, 10**400], ids=lambda value: str(value)[:20])
+async def test_a_top_k_of_the_whole_vocabulary_is_off(rig: Rig, top_k: int) -> None:
+    assert rig.core.facts.vocab_size == 2000
+    for path, body in BOTH:
+        assert (await rig.post(path, body | {"top_k": top_k})).status_code == 200
+    assert {request.params.top_k for request in rig.core.added} == {0}
+    await rig.post(CHAT_PATH, CHAT | {"top_k": 1999})
+    assert rig.core.added[-1].params.top_k == 1999
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**70, 10**4000, -(2**70)], ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    "name",
+    ["max_tokens", "min_tokens", "temperature", "top_p", "min_p", "n", "seed", "stop_token_ids", "prompt", "metadata"],
+)
+async def test_a_number_that_fits_nowhere_is_refused_by_name(rig: Rig, name: str, value: int) -> None:
+    body = PROMPT | {"max_tokens": 10} | {name: [value] if name in ("stop_token_ids", "prompt") else value}
+    answer = await rig.post(COMPLETION_PATH, body)
+    if name == "seed" and abs(value) < 2**63:
+        assert answer.status_code == 200
+        return
+    named = "prompt" if name == "max_tokens" and value > 0 else name
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, named)
+    assert len(answer.content) < 600
+    assert (rig.core.added, rig.client.num_open, rig.front.log.num_open) == ([], 0, 0)
+
+
+async def test_a_tiny_temperature_is_taken(rig: Rig) -> None:
+    assert (await rig.post(CHAT_PATH, CHAT | {"temperature": 1e-300})).status_code == 200
+
+
+async def test_a_call_may_ask_for_128_answers_in_all(rig: Rig) -> None:
+    several = PROMPT | {"prompt": ["hi"] * 16, "max_tokens": 1}
+    refused = await rig.post(COMPLETION_PATH, several | {"n": 9})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    assert rig.core.added == []
+    answer = await rig.post(COMPLETION_PATH, several | {"n": 8})
+    assert (answer.status_code, len(answer.json()["choices"])) == (200, 128)
+
+
 async def test_max_tokens_defaults_to_the_rest_for_chats_and_16_for_completions(rig: Rig) -> None:
     await rig.post(CHAT_PATH, CHAT)
     await rig.post(COMPLETION_PATH, {"model": BASE, "prompt": "hi"})
