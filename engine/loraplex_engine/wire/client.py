@@ -118,6 +118,11 @@ class EngineClient:
             trust_env=False,
         )
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, so that it calls nobody any more."""
+        return self._http.is_closed
+
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()

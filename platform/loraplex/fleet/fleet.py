@@ -74,6 +74,10 @@ class Fleet:
         """Return the replica for a request, None if none serves."""
         return choose_replica(self.view, base, digest, self._in_flight, exclude)
 
+    def num_in_flight(self, url: str) -> int:
+        """Return how many requests of this gateway are at `url` now."""
+        return self._in_flight[url]
+
     @contextmanager
     def count(self, url: str) -> Iterator[None]:
         """Count a request as in flight at `url` until the block ends."""
@@ -92,6 +96,16 @@ class Fleet:
         for replica in replicas:
             if before.get(replica.url, "") != replica.problem:
                 _log.info("engine %s: %s", replica.url, replica.problem or "serves")
+        await self._forget_others({url for _, url in places})
+
+    async def _forget_others(self, urls: set[str]) -> None:
+        """Close the clients of addresses that a name no longer has, once no request is there any more."""
+        gone = [url for url in self._clients if url not in urls and not self._in_flight[url]]
+        clients = [self._clients.pop(url) for url in gone]
+        for url in gone:
+            del self._in_flight[url], self._slow_polls[url]
+        for client in clients:
+            await client.close()
 
     async def _keep_polling(self) -> None:
         while True:
