@@ -6,7 +6,8 @@ Knows nothing of clients' connections or usage. Once an engine has answered ther
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -38,13 +39,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float
 
 
-class Delivery(msgspec.Struct, frozen=True):
-    """An engine's answer and the replica that gave it."""
-
-    answer: EngineAnswer
-    replica: Replica
-
-
 class Dispatcher:
     """Delivers orders to engines."""
 
@@ -64,8 +58,15 @@ class Dispatcher:
         return replica
 
     @asynccontextmanager
-    async def deliver(self, order: Order, first: Replica) -> AsyncIterator[Delivery]:
+    async def deliver(
+        self, order: Order, first: Replica, on_try: Callable[[Replica], None]
+    ) -> AsyncIterator[EngineAnswer]:
         """Send the order and yield the answer; leaving the block closes the connection, which ends the generation.
+
+        Args:
+            order: What is sent.
+            first: The replica that is tried first.
+            on_try: Told of each replica before it is tried, so that the last one is the one that has the order.
 
         Raises:
             NoReplicaError: Neither `first` nor another one took it.
@@ -73,14 +74,17 @@ class Dispatcher:
         """
         async with AsyncExitStack() as stack:
             try:
-                yield await self._open(order, first, stack)
+                yield await self._open(order, first, on_try, stack)
             except EngineFailedError as error:
                 raise ReplicaFailedError from error
 
-    async def _open(self, order: Order, first: Replica, stack: AsyncExitStack) -> Delivery:
+    async def _open(
+        self, order: Order, first: Replica, on_try: Callable[[Replica], None], stack: AsyncExitStack
+    ) -> EngineAnswer:
         replica = first
         tried: tuple[str, ...] = ()
         while True:
+            on_try(replica)
             try:
                 answer = await self._try(order, replica, stack)
             except UnreachableError as error:
@@ -91,21 +95,30 @@ class Dispatcher:
                 replica = self.choose(order, tried)
                 continue
             _check_answer(answer, order, replica)
-            return Delivery(answer, replica)
+            return answer
 
     async def _try(self, order: Order, replica: Replica, stack: AsyncExitStack) -> EngineAnswer:
-        stack.enter_context(self._fleet.count(replica.url))
-        return await stack.enter_async_context(
-            self._fleet.client(replica.url).generate(
-                order.call.route,
-                order.call.encode_for(order.resolved.digest or order.resolved.base),
-                token=self._signer.sign(order.identity, "engine"),
-                headers=_private_headers(order),
-                # The caller's own clock ends the request; this one only keeps a lost wait from staying for ever.
-                deadline_s=order.timeout_s + 5,
-                gap_s=GAP_S if order.call.is_stream else order.timeout_s + 5,
+        """Open the answer and leave its end to `stack`; a replica that takes nothing has nothing in flight."""
+        async with AsyncExitStack() as own:
+            own.enter_context(self._fleet.count(replica.url))
+            answer = await own.enter_async_context(
+                self._fleet.client(replica.url).generate(
+                    order.call.route,
+                    order.call.encode_for(order.resolved.digest or order.resolved.base),
+                    token=self._signer.sign(order.identity, "engine"),
+                    headers=_private_headers(order),
+                    # The caller's own clock ends the request; this one only keeps a lost wait from staying for ever.
+                    deadline_s=order.timeout_s + 5,
+                    gap_s=GAP_S if order.call.is_stream else order.timeout_s + 5,
+                )
             )
-        )
+            await stack.enter_async_context(own.pop_all())
+            return answer
+
+
+def show_deadline(timeout_s: float) -> str:
+    """Whole milliseconds, at least one: a deadline of 0 is none that an engine takes."""
+    return str(max(1, math.ceil(timeout_s * _MS)))
 
 
 def _private_headers(order: Order) -> dict[str, str]:
@@ -113,7 +126,7 @@ def _private_headers(order: Order) -> dict[str, str]:
     return {
         done.REQUEST_ID: order.identity.request_id,
         done.TENANT_ID: (adapter.tenant_id if adapter else order.identity.tenant_id) or "",
-        done.DEADLINE_MS: str(int(order.timeout_s * _MS)),
+        done.DEADLINE_MS: show_deadline(order.timeout_s),
         done.ECHO_MODEL: order.call.model,
     }
 

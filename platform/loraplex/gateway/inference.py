@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from litestar import Request
 from litestar.types import ASGIApp
 
@@ -20,7 +21,7 @@ from loraplex.gateway.drain import Drain
 from loraplex.gateway.edge import CANARY_HEADER
 from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.names import NameIndex
-from loraplex.gateway.relay import Generation
+from loraplex.gateway.relay import Generation, Settle
 from loraplex.gateway.resolution import Caller, Resolved, resolve
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.record import RequestRow, Settlement
@@ -65,7 +66,7 @@ class Inference:
         return self._relay(
             order,
             replica,
-            settle=lambda settlement: self._settle(row, settlement),
+            settle=lambda settlement, used: self._settle(msgspec.structs.replace(row, replica=used.url), settlement),
             note_progress=lambda count: self._ledger.note_progress(row.request_id, count),
         )
 
@@ -106,7 +107,7 @@ class Inference:
         order: Order,
         replica: Replica,
         *,
-        settle: Callable[[Settlement], Awaitable[None]],
+        settle: Settle,
         note_progress: Callable[[int], None],
     ) -> Generation:
         async def abort(url: str) -> RequestDone | None:
@@ -155,7 +156,7 @@ def read_timeout(text: str | None) -> float:
     return min(seconds, _MAX_TIMEOUT_S)
 
 
-async def _ignore(settlement: Settlement) -> None:
+async def _ignore(settlement: Settlement, used: Replica) -> None:
     """Nothing was generated, so nothing is recorded."""
 
 

@@ -16,7 +16,7 @@ from litestar.types import Receive, Scope, Send
 
 from loraplex.errors import DeadlineExceededError, DrainingError, LoraplexError, ReplicaFailedError
 from loraplex.fleet.view import Replica
-from loraplex.gateway.dispatch import Delivery, Dispatcher, Order
+from loraplex.gateway.dispatch import Dispatcher, Order
 from loraplex.gateway.drain import Drain
 from loraplex.gateway.problem import describe
 from loraplex.usage.record import Done, Settlement
@@ -29,7 +29,7 @@ _BLOCKED_WRITE_S = 30.0
 _PASSED_HEADERS = ("content-type", "retry-after")
 _log = logging.getLogger(__name__)
 
-Settle = Callable[[Settlement], Awaitable[None]]
+Settle = Callable[[Settlement, Replica], Awaitable[None]]
 Abort = Callable[[str], Awaitable[RequestDone | None]]
 
 
@@ -45,7 +45,7 @@ class Generation:
         replica: The replica that is tried first.
         dispatcher: Sends it.
         drain: Tells when this process must end.
-        settle: Commits how it ended.
+        settle: Commits how it ended, and the replica that had it last.
         abort: Ends it at the engine whose URL is given, and says what it cost.
         note_progress: Takes the number of events passed on.
     """
@@ -108,26 +108,27 @@ class Generation:
             raise DrainingError if is_expired else DeadlineExceededError
 
     async def _answer(self, send: Send) -> None:
-        async with self._dispatcher.deliver(self._order, self._replica) as delivery:
-            self._replica = delivery.replica
-            if delivery.answer.is_stream:
-                await self._pass_stream(delivery, send)
+        async with self._dispatcher.deliver(self._order, self._replica, self._take_replica) as answer:
+            if answer.is_stream:
+                await self._pass_stream(answer, send)
             else:
-                await self._pass_whole(delivery, send)
+                await self._pass_whole(answer, send)
 
-    async def _pass_whole(self, delivery: Delivery, send: Send) -> None:
-        answer = delivery.answer
+    def _take_replica(self, replica: Replica) -> None:
+        self._replica = replica
+
+    async def _pass_whole(self, answer: EngineAnswer, send: Send) -> None:
         body = await answer.read()
         await self._settle_answered(answer, None if answer.status < 400 else _read_code(body))
-        await self._start(delivery, send)
+        await self._start(answer, send)
         await _send_body(send, body, more=False)
 
-    async def _pass_stream(self, delivery: Delivery, send: Send) -> None:
-        await self._start(delivery, send)
-        async for event in delivery.answer.events():
+    async def _pass_stream(self, answer: EngineAnswer, send: Send) -> None:
+        await self._start(answer, send)
+        async for event in answer.events():
             if event.data == _LAST or event.data.startswith(_ERROR):
                 code = None if event.data == _LAST else _read_code(event.data)
-                await self._settle_answered(delivery.answer, code)
+                await self._settle_answered(answer, code)
                 await _send_body(send, _encode_event(event), more=False)
                 return
             self._num_events += 1
@@ -135,10 +136,10 @@ class Generation:
             await _send_body(send, _encode_event(event), more=True)
         raise ReplicaFailedError("The engine ended its answer in the middle; send the request again.")
 
-    async def _start(self, delivery: Delivery, send: Send) -> None:
-        answer = delivery.answer
+    async def _start(self, answer: EngineAnswer, send: Send) -> None:
         found = {name: answer.header(name) for name in _PASSED_HEADERS}
-        headers = {name: value for name, value in found.items() if value is not None} | self._own_headers(delivery)
+        passed = {name: value for name, value in found.items() if value is not None}
+        headers = passed | self._own_headers(is_stream=answer.is_stream)
         self._has_started = True
         await send(
             {
@@ -148,14 +149,14 @@ class Generation:
             }
         )
 
-    def _own_headers(self, delivery: Delivery) -> dict[str, str]:
+    def _own_headers(self, *, is_stream: bool) -> dict[str, str]:
         resolved = self._order.resolved
         headers = {
             "x-loraplex-model": resolved.full_name,
             "x-loraplex-digest": resolved.digest or "base",
-            "x-loraplex-replica": delivery.replica.name,
+            "x-loraplex-replica": self._replica.name,
         }
-        return headers | ({"cache-control": "no-store"} if delivery.answer.is_stream else {})
+        return headers | ({"cache-control": "no-store"} if is_stream else {})
 
     async def _settle_answered(self, answer: EngineAnswer, code: str | None) -> None:
         done = _read_done(answer.done) if answer.done else Done(completion_tokens=self._num_events)
@@ -182,7 +183,7 @@ class Generation:
         """Commit; if the database is away the answer goes on, and the ledger writes it when it is back."""
         self._is_settled = True
         try:
-            await self._settle(settlement)
+            await self._settle(settlement, self._replica)
         except LoraplexError as error:
             _log.error("%s could not be settled: %s", self._order.identity.request_id, error.message)
 

@@ -8,7 +8,10 @@ import msgspec
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asked for what, and the replica it first went to. `tenant` is the adapter's; for a base, the caller's."""
+    """Who asked for what, and the replica that had it. `tenant` is the adapter's; for a base, the caller's.
+
+    When it is opened the replica is the one that will be tried first, when it is settled the one tried last.
+    """
 
     request_id: str
     tenant_id: str | None

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from gateway_world import ADMIN_KEY, BASE, GatewayWorld, running_world, until
+from loraplex.fleet.view import FleetView, Replica
 from loraplex.gateway import dispatch, edge, relay
 from loraplex_registry.wire.identity import TokenVerifier
 from scripted_engine import NUM_CHUNKS
@@ -285,6 +286,16 @@ async def test_time_limits_end_a_request_before_and_after_its_first_byte(world: 
     assert [used["error_code"] for used in await world.usage()] == ["deadline_exceeded"] * 2
 
 
+async def test_a_limit_below_a_millisecond_is_a_limit_and_no_mistake(world: GatewayWorld, key: str) -> None:
+    response = await world.complete(BASE, "wait", key, headers={"x-request-timeout": "0.0005"})
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+@pytest.mark.parametrize(("timeout_s", "deadline"), [(0.0005, "1"), (0.25, "250"), (1.0001, "1001")])
+def test_an_engine_is_told_no_deadline_of_zero(timeout_s: float, deadline: str) -> None:
+    assert dispatch.show_deadline(timeout_s) == deadline
+
+
 async def test_a_client_that_does_not_read_is_gone(
     world: GatewayWorld, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,4 +415,25 @@ class TestTwoEngines:
         world.gateway.fleet.view = with_dead(world.gateway.fleet.view)
         response = await world.complete(BASE, "answer", key)
         assert response.status_code == 200
-        assert [used["outcome"] for used in await world.usage()] == ["ok"]
+        (used,) = await world.usage()
+        assert used["outcome"] == "ok"
+        assert used["replica"] in {engine.url for engine in world.engines}
+
+    async def test_a_replica_that_took_over_is_the_one_that_is_asked_and_counted(
+        self, world: GatewayWorld, key: str
+    ) -> None:
+        fleet, dead = world.gateway.fleet, "http://127.0.0.1:1"
+        replica = fleet.view.replicas[0]
+        fleet.view = FleetView((Replica(url=dead, pool="main", base=BASE, problem=None), replica))
+        task = asyncio.create_task(world.complete(BASE, "wait", key))
+        (taker,) = [engine for engine in world.engines if engine.url == replica.url]
+        await until(lambda: len(taker.calls) == 1)
+        assert fleet.num_in_flight(dead) == 0
+        assert fleet.num_in_flight(replica.url) == 1
+        task.cancel()
+        await asyncio.wait([task])
+        assert await settled(world) == ["cancelled"]
+        (used,) = await world.usage()
+        assert taker.aborted == [used["request_id"]]
+        assert used["replica"] == replica.url
+        assert fleet.num_in_flight(replica.url) == 0
