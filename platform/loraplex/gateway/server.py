@@ -16,13 +16,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from loraplex.gateway.drain import Drain
 
 _HEADERS_S = 10.0
+_BLOCKED_S = 30.0
 _KEEP_ALIVE_S = 75
 _LAST_EVENTS_S = 5
 _BACKLOG = 2048
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections on which a request line and its headers take longer than ten seconds."""
+    """Ends connections whose client dawdles: ten seconds for a request's headers, thirty to read what is written.
+
+    A client that does not read is cut off: closing would wait for the unread bytes and keep the descriptor for ever.
+    """
+
+    _blocked_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
@@ -40,10 +46,30 @@ class BoundedProtocol(HttpToolsProtocol):
         self._headers_timer.cancel()
         super().on_headers_complete()
 
+    def pause_writing(self) -> None:
+        """Start the clock of a client that has left much unread."""
+        super().pause_writing()
+        self._blocked_timer = self.loop.call_later(_BLOCKED_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop its clock."""
+        self._stop_blocked_timer()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """End an idle connection; what is still unread of its last answer goes with it."""
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._headers_timer.cancel()
+        self._stop_blocked_timer()
         super().connection_lost(exc)
+
+    def _stop_blocked_timer(self) -> None:
+        if self._blocked_timer is not None:
+            self._blocked_timer.cancel()
+            self._blocked_timer = None
 
 
 class GatewayServer(uvicorn.Server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -50,6 +51,31 @@ async def test_a_kept_connection_may_wait_but_not_dawdle(port: int) -> None:
     async with asyncio.timeout(3):
         assert await reader.read() == b""
     writer.close()
+
+
+async def flood(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+
+async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_BLOCKED_S", 0.4)
+    with bind("127.0.0.1", 0) as listening:
+        serving = GatewayServer(flood, Drain(), 0)
+        task = asyncio.create_task(serving.serve(sockets=[listening]))
+        _, writer = await asyncio.open_connection("127.0.0.1", listening.getsockname()[1], limit=1)
+        writer.write(REQUEST)
+        connections = serving.server_state.connections
+        for is_open in (True, False):
+            async with asyncio.timeout(3):
+                while bool(connections) is not is_open:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(0.01)
+        writer.transport.abort()
+        serving.stop()
+        await task
 
 
 async def test_draining_begins_at_once_and_expires_later() -> None:
