@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 import sqlalchemy as sa
@@ -41,16 +41,13 @@ class Lifecycle:
             RetiredError: It is purged.
         """
 
-        async def work(change: Change) -> VersionView:
-            version = await get_version(change.session, tenant, name, number)
-            _check_not_gone(version)
+        async def retire(change: Change, version: VersionRow) -> None:
             if version.state != "retired":
                 await _check_untargeted(change, version)
                 version.state, version.retired_at = "retired", datetime.now(UTC)
                 _mark(change, version, by, "adapter.version_retired")
-            return show_version(version, await find_live(change.session, version.adapter_id))
 
-        return await self._database.change(work)
+        return await self._change_version(tenant, name, number, retire)
 
     async def restore(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
         """Make a retired version ready again.
@@ -62,16 +59,13 @@ class Lifecycle:
             RetiredError: It is purged.
         """
 
-        async def work(change: Change) -> VersionView:
-            version = await get_version(change.session, tenant, name, number)
-            _check_not_gone(version)
+        async def restore(change: Change, version: VersionRow) -> None:
             if version.state != "retired":
                 raise ConflictError(f"version {number} is {version.state}; only a retired version can be restored")
             version.state, version.retired_at = "ready", None
             _mark(change, version, by, "adapter.version_restored")
-            return show_version(version, await find_live(change.session, version.adapter_id))
 
-        return await self._database.change(work)
+        return await self._change_version(tenant, name, number, restore)
 
     async def make_default(self, tenant: TenantRef, name: str, by: Identity) -> AdapterView:
         """Let the tenant's bare name mean this adapter.
@@ -121,6 +115,23 @@ class Lifecycle:
                 .where(AdapterRow.tenant_id == tenant.id, AdapterRow.deleted_at.is_(None))
             )
             return found.scalar_one()
+
+    async def _change_version(
+        self,
+        tenant: TenantRef,
+        name: str,
+        number: int,
+        apply: Callable[[Change, VersionRow], Awaitable[None]],
+    ) -> VersionView:
+        """Apply a change to a version that is not gone, and return how it is then."""
+
+        async def work(change: Change) -> VersionView:
+            version = await get_version(change.session, tenant, name, number)
+            _check_not_gone(version)
+            await apply(change, version)
+            return show_version(version, await find_live(change.session, version.adapter_id))
+
+        return await self._database.change(work)
 
 
 def _check_not_gone(version: VersionRow) -> None:
