@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from loraplex.db.database import Database
 from loraplex.db.tables import usage
+from loraplex.errors import InvalidRequestError
 
 GROUPS = {"tenant": usage.c.tenant, "adapter": usage.c.adapter, "version": usage.c.version, "day": usage.c.day}
-_MAX_ROWS = 10_000
+MAX_ROWS = 10_000
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,13 +27,23 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def sum_usage(database: Database, query: UsageQuery) -> list[dict[str, Any]]:
-    """Return one row per group: its keys, `requests` by outcome, tokens; ordered by the keys."""
+    """Return one row per group: its keys, `requests` by outcome, tokens; ordered by the keys.
+
+    Raises:
+        InvalidRequestError: There are more groups than one answer holds.
+    """
     keys = [GROUPS[name] for name in query.group_by]
-    statement = sa.select(*keys, *_sums()).group_by(*keys).order_by(*keys).limit(_MAX_ROWS)
+    statement = sa.select(*keys, *_sums()).group_by(*keys).order_by(*keys).limit(MAX_ROWS + 1)
     for condition in _conditions(query):
         statement = statement.where(condition)
     async with database.read() as connection:
-        return [_plain(dict(row)) for row in (await connection.execute(statement)).mappings()]
+        rows = (await connection.execute(statement)).mappings().all()
+    if len(rows) > MAX_ROWS:
+        raise InvalidRequestError(
+            f"there are more than {MAX_ROWS:,} groups; narrow from, to or tenant, or group by less",
+            param="group_by",
+        )
+    return [_plain(dict(row)) for row in rows]
 
 
 def _sums() -> list[sa.ColumnElement[Any]]:

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from gateway_world import until
 from loraplex.db.database import Database
 from loraplex.db.tables import request, usage
-from loraplex.errors import UnavailableError
+from loraplex.errors import InvalidRequestError, UnavailableError
 from loraplex.usage import ledger as ledger_module
-from loraplex.usage import recovery
+from loraplex.usage import recovery, report
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.record import Done, RequestRow, Settlement
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
@@ -276,6 +276,20 @@ async def test_usage_is_summed_by_its_groups(database: Database, ledger: Ledger)
     assert (total["requests"], total["requests_ok"], total["requests_lost"], total["prompt_tokens"]) == (5, 4, 1, 40)
     (window,) = await sum_usage(database, UsageQuery(start=later, stop=later + timedelta(seconds=1)))
     assert window["requests"] == 1
+
+
+async def test_more_groups_than_an_answer_holds_are_refused_not_cut(
+    database: Database, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MAX_ROWS", 2)
+    for name in ("a", "b"):
+        await ledger.settle(row(f"req_{name}", adapter=name), Settlement(outcome="ok", done=DONE))
+    assert len(await sum_usage(database, UsageQuery(group_by=("adapter",)))) == 2
+    await ledger.settle(row("req_c", adapter="c"), Settlement(outcome="ok", done=DONE))
+    with pytest.raises(InvalidRequestError, match="more than 2 groups") as caught:
+        await sum_usage(database, UsageQuery(group_by=("adapter",)))
+    assert caught.value.param == "group_by"
+    assert len(await sum_usage(database, UsageQuery())) == 1
 
 
 async def test_a_database_that_is_away_is_unavailable() -> None:
