@@ -204,10 +204,12 @@ class Script:
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def do_refuse(self) -> None:
-        """The queue is full."""
-        error = {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
+        """The queue is full; or by more words of the prompt: `refuse STATUS CODE RETRY_AFTER`."""
+        status, code, retry_after = self.fields["prompt"].split()[1:] or ("429", "queue_full", "3")
+        error = {"message": "full", "type": "rate_limit_error", "param": None, "code": code}
         done = self.engine.describe_done(self.request_id, "error") | {"prompt_tokens": 0, "cached_tokens": 0}
-        await _send_json(self.send, 429, {"error": error}, **{"retry-after": "3", "x-loraplex-done": json.dumps(done)})
+        headers = {"retry-after": retry_after, "x-loraplex-done": json.dumps(done)}
+        await _send_json(self.send, int(status), {"error": error}, **headers)
 
     async def do_unknown(self) -> None:
         """The engine does not accept the gateway's token."""

@@ -171,7 +171,6 @@ class Gateway:
 
     def _answer_error(self, request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:  # noqa: ARG002
         problem = describe(error)
-        self.metrics.count_refusal(problem.code)
         return Response(
             msgspec.json.encode(problem.body),
             status_code=problem.status,

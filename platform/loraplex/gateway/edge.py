@@ -1,5 +1,6 @@
 """The outermost layer: gives each request its id, strips private headers, bounds the wait for a body, counts answers.
 
+Refusals are counted here, whoever made them: the gateway, the registry inside it, or an engine.
 Nothing that a client sends as `x-loraplex-*` passes, but the canary key.
 """
 
@@ -15,6 +16,7 @@ from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope,
 
 from loraplex.errors import BodyTimeoutError
 from loraplex.gateway.metrics import GatewayMetrics
+from loraplex.gateway.problem import find_code
 from loraplex_registry.wire.ids import new_public_id
 
 CANARY_HEADER = "x-loraplex-canary-key"
@@ -22,6 +24,9 @@ _PRIVATE_PREFIX = b"x-loraplex-"
 _BODY_IDLE_S = 30.0
 _CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 _NO_ROUTE = "none"
+_FIRST_ERROR = 400
+_EVENT = b"data: "
+_ERROR_EVENT = b'data: {"error"'
 
 
 class Edge:
@@ -42,13 +47,27 @@ class Edge:
         state["client_request_id"] = _find_client_id(scope["headers"])
         scope["headers"] = [(name, value) for name, value in scope["headers"] if not _is_private(name)]
 
+        is_error = False
+
         async def send_with_id(message: Message) -> None:
+            nonlocal is_error
             if message["type"] == "http.response.start":
+                is_error = message["status"] >= _FIRST_ERROR
                 self._metrics.count_answer(scope.get("path_template") or _NO_ROUTE, message["status"])
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                self._count_refusal(message.get("body", b""), is_error=is_error)
             await send(message)
 
         await self._app(scope, _bound(receive), send_with_id)
+
+    def _count_refusal(self, body: bytes, *, is_error: bool) -> None:
+        """Count the error that ends an answer: its whole body, or the last event of a stream."""
+        if not is_error and not body.startswith(_ERROR_EVENT):
+            return
+        code = find_code(body.removeprefix(_EVENT))
+        if code is not None:
+            self._metrics.count_refusal(code)
 
 
 def _is_private(name: bytes) -> bool:

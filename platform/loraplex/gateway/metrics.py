@@ -8,6 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from loraplex.fleet.view import FleetView
+from loraplex.gateway.problem import CODE_TO_STATUS
 
 _MAX_SERIES = 500
 _OTHER = "other"
@@ -43,8 +44,8 @@ class GatewayMetrics:
         self._http_requests.labels(route, str(status)).inc()
 
     def count_refusal(self, code: str) -> None:
-        """Count one error by its code."""
-        self._rejected.labels(code).inc()
+        """Count one error by its code; a code that is not in our table is `other`."""
+        self._rejected.labels(code if code in CODE_TO_STATUS else _OTHER).inc()
 
     def count_generation(
         self, tenant: str, adapter: str, outcome: str, *, prompt_tokens: int, completion_tokens: int

@@ -1,4 +1,4 @@
-"""From any error to the one error body of the API: `{"error": {"message", "type", "param", "code"}}`.
+"""From any error to the one error body of the API, and back: `{"error": {"message", "type", "param", "code"}}`.
 
 The one table from codes to statuses. Errors of other parts are known by their `code`, which is part of the contract.
 """
@@ -38,11 +38,14 @@ CODE_TO_STATUS = {
     "base_mismatch": 422,
     "idempotency_key_reused": 422,
     "precondition_required": 428,
+    "queue_full": 429,
     "internal_error": 500,
+    "adapter_output_invalid": 500,
     "replica_failed": 502,
     "unavailable": 503,
     "store_unavailable": 503,
     "adapter_loading": 503,
+    "digest_mismatch": 503,
     "no_replica": 503,
     "draining": 503,
     "deadline_exceeded": 504,
@@ -106,6 +109,16 @@ def describe(error: BaseException) -> Problem:
         param=getattr(error, "param", None),
         retry_after_s=getattr(error, "retry_after_s", None),
     )
+
+
+def find_code(body: bytes) -> str | None:
+    """Return the slug in an error body of any part, None if it is no such body."""
+    try:
+        error: Any = msgspec.json.decode(body, type=dict[str, Any])["error"]
+        code = error["code"]
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+        return None
+    return code if isinstance(code, str) else None
 
 
 def _describe_http(error: HTTPException) -> Problem:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from litestar.types import Receive, Scope, Send
@@ -18,7 +17,7 @@ from loraplex.errors import DeadlineExceededError, DrainingError, LoraplexError,
 from loraplex.fleet.view import Replica
 from loraplex.gateway.dispatch import Dispatcher, Order
 from loraplex.gateway.drain import Drain
-from loraplex.gateway.problem import describe
+from loraplex.gateway.problem import describe, find_code
 from loraplex.usage.record import Done, Settlement
 from loraplex_engine.wire.client import EngineAnswer, Event
 from loraplex_engine.wire.done import RequestDone
@@ -224,9 +223,4 @@ def _read_done(done: RequestDone) -> Done:
 
 def _read_code(body: bytes) -> str:
     """The slug in an engine's error, which goes to the client as it is."""
-    try:
-        error: Any = msgspec.json.decode(body, type=dict[str, Any])["error"]
-        code = error["code"]
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        return ReplicaFailedError.code
-    return code if isinstance(code, str) else ReplicaFailedError.code
+    return find_code(body) or ReplicaFailedError.code

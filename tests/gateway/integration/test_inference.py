@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,42 @@ async def test_a_refusal_of_the_engine_reaches_the_client_and_costs_nothing(worl
     assert "x-loraplex-done" not in response.headers
     (used,) = await world.usage()
     assert (used["outcome"], used["error_code"], used["prompt_tokens"]) == ("error", "queue_full", 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(429, "queue_full"), (503, "adapter_loading"), (503, "draining"), (504, "deadline_exceeded")],
+)
+async def test_a_refusal_keeps_its_status_and_says_when_to_come_back(
+    world: GatewayWorld, key: str, status: int, code: str, stream: bool
+) -> None:
+    response = await world.complete(BASE, f"refuse {status} {code} 7", key, fields={"stream": stream})
+    assert (response.status_code, response.headers["retry-after"]) == (status, "7")
+    assert response.json()["error"]["code"] == code
+
+
+async def test_refusals_are_counted_once_by_code_whoever_made_them(world: GatewayWorld, key: str) -> None:
+    await world.complete("team-z", "answer", key)
+    await world.call("GET", "/api/v1/tenants/team-x/adapters/none")
+    await world.complete(BASE, "refuse", key)
+    await world.complete(BASE, "refuse", key, fields={"stream": True})
+    await world.complete(BASE, "refuse 418 made-up 1", key)
+    await world.complete(BASE, "fail", key, fields={"stream": True})
+    await world.complete(BASE, "cut", key, fields={"stream": True})
+    await world.complete(BASE, "answer", key, fields={"stream": True})
+    world.gateway.drain.begin()
+    await world.call("GET", "/readyz", key=None)
+    text = (await world.call("GET", "/metrics", key=None)).text
+    found = re.findall(r'^loraplex_rejected_total\{reason="(\w+)"\} (\d)', text, re.MULTILINE)
+    assert dict(found) == {
+        "model_not_found": "1",
+        "not_found": "1",
+        "queue_full": "2",
+        "other": "1",
+        "adapter_output_invalid": "1",
+        "replica_failed": "1",
+    }
 
 
 @pytest.mark.parametrize("prompt", ["unknown", "other"])
