@@ -68,7 +68,7 @@ def show_time(instant: datetime | None) -> str | None:
 def _read_limit(text: str | None) -> int:
     if text is None:
         return _DEFAULT_LIMIT
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MAX_LIMIT:
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_LIMIT):
         raise InvalidRequestError(f"limit is a number from 1 to {_MAX_LIMIT}", param="limit")
     return int(text)
 

@@ -265,7 +265,7 @@ class TestTenants:
             seen += [tenant["name"] for tenant in page["data"]]
             cursor = page["next_cursor"]
         assert seen == [f"team-{i}" for i in reversed(range(5))]
-        for query in ("limit=0", "limit=201", "limit=x", "limit=1&limit=2"):
+        for query in ("limit=0", "limit=201", "limit=x", "limit=1&limit=2", f"limit={'9' * 5000}"):
             check_error(await world.call("GET", f"{TENANTS}?{query}"), 400, "invalid_request_error", "limit")
         check_error(await world.call("GET", f"{TENANTS}?cursor=!!"), 400, "invalid_request_error", "cursor")
         check_error(await world.call("GET", f"{TENANTS}?page=2"), 400, "unknown_parameter", "page")
