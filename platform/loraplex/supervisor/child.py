@@ -21,6 +21,8 @@ from loraplex.supervisor.backoff import Backoff
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 4096
+# What shells say of a program that they cannot start.
+_NOT_STARTED = 127
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -98,12 +100,25 @@ class Child:
         return ""
 
     async def _keep_running(self) -> None:
-        while self._process is not None:
-            code = await self._process.wait()
+        assert self._process is not None, "it was started"
+        code = await self._process.wait()
+        while True:
             wait_s = self._backoff.next_wait_s(time.monotonic() - self._started_at)
             self._on_end(self.spec.name, code, wait_s)
             await asyncio.sleep(wait_s)
+            code = await self._run()
+
+    async def _run(self) -> int:
+        """Run it to its end; when it cannot be started (no memory, no handle, full disk) that was its end."""
+        try:
             await self.start()
+        except OSError as error:
+            self._started_at = time.monotonic()
+            with contextlib.suppress(OSError), self.spec.log.open("a", encoding="utf-8") as log:
+                log.write(f"{self.spec.name} cannot be started: {error}\n")
+            return _NOT_STARTED
+        assert self._process is not None, "it was started"
+        return await self._process.wait()
 
 
 def kill_session(pid: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loraplex.supervisor import backoff
 from loraplex.supervisor.backoff import Backoff
 from loraplex.supervisor.base import PulledBase
 from loraplex.supervisor.child import Child, ChildSpec
@@ -186,6 +187,32 @@ async def test_child_that_ends_starts_again(tmp_path: Path) -> None:
     await child.stop(1)
     assert ends == [("part", 3, 1.0), ("part", 3, 2.0)]
     assert child.read_tail().splitlines() == ["hello", "hello"]
+
+
+async def test_child_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "_FIRST_S", 0.05)
+    ends: list[tuple[str, int, float]] = []
+    program = tmp_path / "program"
+    spec = ChildSpec("part", (str(program),), dict(os.environ), tmp_path / "part.log")
+    child = Child(spec, lambda *end: ends.append(end))
+    write_program(program)
+    await child.start()
+    await wait_for(lambda: child.exit_code is not None)
+    program.unlink()
+    child.keep()
+    await wait_for(lambda: len(ends) >= 2)
+    write_program(program)
+    await wait_for(lambda: ends[-1][1] == 3 and len(ends) > 2)
+    await child.stop(1)
+    assert [code for _, code, _ in ends[:2]] == [3, 127]
+    assert "part cannot be started" in child.read_tail()
+
+
+def write_program(path: Path) -> None:
+    new = path.with_suffix(".new")
+    new.write_text("#!/bin/sh\nexit 3\n")
+    new.chmod(0o700)
+    new.rename(path)
 
 
 async def test_log_of_an_earlier_run_is_not_shown(tmp_path: Path) -> None:
