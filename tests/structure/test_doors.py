@@ -18,7 +18,7 @@ DOORS = {
     "loraplex_registry": (),
 }
 # The one composition root that may hold the registry as a library, and the one command that migrates.
-COMPOSITION = {("loraplex.app", "loraplex_registry.app"), ("loraplex.cli.db", "loraplex_registry.db.migration")}
+COMPOSITION = {("loraplex.app", "loraplex_registry.app"), ("loraplex.cli.db", "loraplex_registry.app")}
 HEAVY = ("torch", "transformers", "peft", "triton", "safetensors")
 SERVER_SIDE = ("sqlalchemy", "litestar", "alembic", "uvicorn")
 

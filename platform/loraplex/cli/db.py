@@ -24,7 +24,7 @@ Url = Annotated[
 @app.command
 def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
     """Move the database to this program's revision: under a lock, and after copying a SQLite file."""
-    from loraplex_registry.db.migration import upgrade as run
+    from loraplex_registry.app import upgrade as run
 
     result = run(_find_url(url))
     if as_json:
@@ -41,8 +41,8 @@ def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
 @app.command
 def current(*, url: Url = None, as_json: AsJson = False) -> int:
     """Show the database's revision and this program's; the exit code is 3 if they differ."""
-    from loraplex_registry.db.migration import current as find
-    from loraplex_registry.db.migration import head
+    from loraplex_registry.app import current as find
+    from loraplex_registry.app import head
 
     found, needed = find(_find_url(url)), head()
     facts = {"current": found, "head": needed, "is_current": found == needed}
