@@ -19,27 +19,29 @@ def _flag(text: str) -> Parameter:
 class EngineFlags:
     """Flags named as the field names them; None is the engine's own default."""
 
-    max_model_len: Annotated[int | None, _flag("Longest prompt plus answer, tokens.")] = None
-    max_num_seqs: Annotated[int | None, _flag("Requests that run at once.")] = None
-    max_num_batched_tokens: Annotated[int | None, _flag("Tokens computed in one step, at most.")] = None
-    gpu_memory_utilization: Annotated[float | None, _flag("Share of the accelerator's memory, 0 to 1.")] = None
-    kv_cache_memory_bytes: Annotated[int | None, _flag("Size of the KV cache, bytes.")] = None
-    block_size: Annotated[int | None, _flag("Positions of one KV block.")] = None
-    dtype: Annotated[str | None, _flag("auto, float32 or bfloat16.")] = None
-    kv_cache_dtype: Annotated[str | None, _flag("auto; others are not built yet.")] = None
-    quantization: Annotated[str | None, _flag("Not built yet.")] = None
-    enable_prefix_caching: Annotated[bool | None, _flag("Share the KV of equal prompt beginnings.")] = None
-    enable_chunked_prefill: Annotated[bool | None, _flag("Compute long prompts in parts.")] = None
-    tensor_parallel_size: Annotated[int | None, _flag("Cards that share the base; 1, others are not built yet.")] = None
-    max_loras: Annotated[int | None, _flag("Adapter slots on the device.")] = None
-    max_cpu_loras: Annotated[int | None, _flag("Adapters kept in host memory.")] = None
-    max_lora_rank: Annotated[int | None, _flag("Highest adapter rank.")] = None
-    device: Annotated[str | None, _flag("auto, cuda or cpu.")] = None
-    attention_backend: Annotated[str | None, _flag("Attention kernel; auto, others are not built yet.")] = None
-    enforce_eager: Annotated[bool | None, _flag("Never capture graphs.")] = None
-    seed: Annotated[int | None, _flag("Seed of choices that no request seeds.")] = None
-    adapter_load_timeout: Annotated[float | None, _flag("Longest wait for an adapter, seconds.")] = None
-    cpu_threads: Annotated[int | None, _flag("Threads of the step loop.")] = None
+    max_model_len: Annotated[int | None, _flag("Longest prompt plus answer, tokens; default the base's.")] = None
+    max_num_seqs: Annotated[int | None, _flag("Requests that run at once; default 16.")] = None
+    max_num_batched_tokens: Annotated[int | None, _flag("Tokens computed in one step, at most; default 512.")] = None
+    gpu_memory_utilization: Annotated[float | None, _flag("Only 0.90: the engine runs on the CPU.")] = None
+    kv_cache_memory_bytes: Annotated[
+        int | None, _flag("KV cache, bytes; default 2 GiB, or a fifth of less memory.")
+    ] = None
+    block_size: Annotated[int | None, _flag("Positions of one KV block; default 16.")] = None
+    dtype: Annotated[str | None, _flag("auto (bfloat16 where the CPU has it, else float32) or either.")] = None
+    kv_cache_dtype: Annotated[str | None, _flag("Only auto; others are not built yet.")] = None
+    quantization: Annotated[str | None, _flag("Only none; not built yet.")] = None
+    enable_prefix_caching: Annotated[bool | None, _flag("Share the KV of equal prompt beginnings; default on.")] = None
+    enable_chunked_prefill: Annotated[bool | None, _flag("Long prompts in parts; always on.")] = None
+    tensor_parallel_size: Annotated[int | None, _flag("Only 1; splitting the base over cards is not built yet.")] = None
+    max_loras: Annotated[int | None, _flag("Adapter slots; default 8.")] = None
+    max_cpu_loras: Annotated[int | None, _flag("Adapters kept in host memory; default 4 x max-loras.")] = None
+    max_lora_rank: Annotated[int | None, _flag("Highest adapter rank; default 64.")] = None
+    device: Annotated[str | None, _flag("auto or cpu; this version serves on the CPU.")] = None
+    attention_backend: Annotated[str | None, _flag("Only auto; there is one attention kernel.")] = None
+    enforce_eager: Annotated[bool | None, _flag("Always on: there are no captured graphs.")] = None
+    seed: Annotated[int | None, _flag("Only 0: each request is seeded by its own `seed`.")] = None
+    adapter_load_timeout: Annotated[float | None, _flag("Longest wait for an adapter, seconds; default 60.")] = None
+    cpu_threads: Annotated[int | None, _flag("Threads of the step loop; default the cores that it may use.")] = None
 
     def to_argv(self) -> tuple[str, ...]:
         """Return the flags that were given, as the engine's program takes them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from loraplex.cli.output import AsJson, print_facts, print_json, print_table
+from loraplex.cli.output import AsJson, print_facts, print_json, print_table, stdout
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
 from loraplex.client.location import find_location
@@ -17,7 +17,7 @@ from loraplex.client.types import Model, Replica
 
 @dataclass
 class Status:
-    """What was found out; `engines` is None where this key may not see them."""
+    """What was found out; `engines` is None where this key may not see them, and then `is_ready` is the gateway's."""
 
     url: str
     is_ready: bool
@@ -38,6 +38,7 @@ def status(*, as_json: AsJson = False) -> int:
         if found.is_ready and found.has_key:
             client = Management(connection)
             found.engines, found.models = _find_engines(client), client.list_models()
+            found.is_ready = found.engines is None or any(engine.serves for engine in found.engines)
     if as_json:
         print_json(found)
     else:
@@ -73,9 +74,25 @@ def _print(found: Status) -> None:
             ((engine.url, engine.base, engine.serves, engine.problem) for engine in found.engines),
             empty="No engines: set LORAPLEX_POOLS, or use loraplex up.",
         )
+        for engine in found.engines:
+            if facts := describe_engine(engine):
+                stdout().print(f"{engine.url} runs {facts}", markup=False, soft_wrap=True)
     print_table(
         "\nModels",
         ("model", "version", "base", "of"),
         ((model.id, model.root, model.parent, model.owned_by) for model in found.models),
         empty="No models to show: this needs a key that may call some.",
+    )
+
+
+def describe_engine(engine: Replica) -> str:
+    """Return in one line how an engine runs its base, empty where it did not say."""
+    model = engine.state.model
+    if model is None:
+        return ""
+    cache = model.num_blocks * model.block_size
+    rows = "" if model.row_invariant is None else f", rows {'' if model.row_invariant else 'NOT '}independent"
+    return (
+        f"{model.dtype}, context {model.max_model_len}, {model.max_loras} adapter slots up to rank "
+        f"{model.max_lora_rank}, KV for {cache} tokens, {model.ops or 'unknown'} ops{rows}"
     )

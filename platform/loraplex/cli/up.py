@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +16,10 @@ from cyclopts.validators import Number
 
 from loraplex.cli.engine_flag import EngineFlags
 from loraplex.cli.output import AsJson, print_json, say, stderr, stdout
+from loraplex.cli.program import name_program
 
 if TYPE_CHECKING:
+    from loraplex.client.types import Replica
     from loraplex.supervisor.platform import RunningPlatform
 
 _DEFAULT_HOST, _DEFAULT_PORT = "127.0.0.1", 8080
@@ -84,7 +88,7 @@ def up(
 
                 await run_demo(platform, Display(stderr()), stdout(), stop_after=once)
             elif not as_json:
-                greet(platform)
+                greet(platform, await asyncio.to_thread(list_engines, platform))
 
         asyncio.run(run_platform(options, os.environ, Display(stderr()), on_ready))
 
@@ -118,11 +122,40 @@ def print_ready(platform: RunningPlatform) -> None:
     )
 
 
-def greet(platform: RunningPlatform) -> None:
-    """Print where it serves, the key at first start, and what to do next."""
+def list_engines(platform: RunningPlatform) -> list[Replica]:
+    """Return the engines as the gateway sees them."""
+    from loraplex.client.connection import Connection
+    from loraplex.client.management import Management
+
+    with Connection(platform.location) as connection:
+        return Management(connection).list_fleet()
+
+
+def greet(platform: RunningPlatform, engines: Sequence[Replica]) -> None:
+    """Print where it serves and how, the key at first start, and what to do next."""
+    from loraplex.cli.status import describe_engine
+
     base = platform.base.spec.name
     stdout().print(f"Loraplex serves {base} at {platform.url}", soft_wrap=True)
     if platform.is_new_key:
         stdout().print(f"Admin key (also in {platform.folder.admin_key}): {platform.admin_key}", soft_wrap=True)
-    say(f'Next, in another terminal: loraplex tenants create team-x; loraplex chat --model {base} "Hello!"')
+    for engine in engines:
+        say(f"Engine: {describe_engine(engine)}")
+    say("Next, in another terminal:")
+    for line in build_next_lines(platform.folder.path, base):
+        say(f"  {line}")
     say("Ctrl-C stops it.")
+
+
+def build_next_lines(data_dir: Path, base: str) -> list[str]:
+    """Return commands for another terminal, which knows nothing of this one's settings."""
+    from loraplex.client.location import default_data_dir
+
+    elsewhere = {name: value for name, value in os.environ.items() if name != "LORAPLEX_DATA_DIR"}
+    is_default = data_dir == default_data_dir(elsewhere).resolve()
+    program = name_program()
+    return [
+        *([] if is_default else [f"export LORAPLEX_DATA_DIR={shlex.quote(str(data_dir))}"]),
+        f"{program} tenants create team-x",
+        f'{program} chat --model {base} "Hello!"',
+    ]

@@ -78,6 +78,26 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     default_context: int = 0
 
 
+class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine runs and how; sizes in tokens, `num_blocks` of `block_size` positions each."""
+
+    dtype: str = ""
+    device: str = ""
+    max_model_len: int = 0
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    num_blocks: int = 0
+    block_size: int = 0
+    ops: str = ""
+    row_invariant: bool | None = None
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine last said of itself; `model` is None while it starts."""
+
+    model: EngineModel | None = None
+
+
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One engine as the gateway sees it; `problem` says why it gets no traffic."""
 
@@ -87,6 +107,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None = None
     serves: bool
     problem: str | None = None
+    state: EngineState = EngineState()
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

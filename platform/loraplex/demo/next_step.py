@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from loraplex.cli.program import name_program, name_python
 from loraplex.demo.question import Asker
 
 
 def build_hints(url: str, admin_key: str, asker: Asker, question: str) -> str:
     """Return a shell line with curl, a few lines for the openai client, and commands of our own, with real keys."""
+    program = name_program()
     return f"""\
 With curl:
 
@@ -16,7 +18,7 @@ curl {url}/v1/chat/completions -H 'Authorization: Bearer {asker.key}' \\
 
 With the openai client:
 
-python - <<'EOF'
+{name_python()} - <<'EOF'
 from openai import OpenAI
 client = OpenAI(base_url="{url}/v1", api_key="{asker.key}")
 answer = client.chat.completions.create(
@@ -28,7 +30,7 @@ EOF
 With the command line, as administrator:
 
 export LORAPLEX_URL={url} LORAPLEX_API_KEY={admin_key}
-loraplex adapters list
-loraplex chat --model {asker.model}
-loraplex usage
+{program} adapters list
+{program} chat --model {asker.model}
+{program} usage
 """

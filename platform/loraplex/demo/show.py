@@ -78,9 +78,10 @@ def print_proof(console: Console, proof: BatchProof, answers: Sequence[Answer], 
     """Print what the engine's counters say about the stretch in which the answers were made."""
     num_tokens = sum(answer.completion_tokens for answer in answers)
     console.print(
-        f"One batch: {num_tokens} tokens in {proof.num_steps} steps and {seconds:.1f} s. "
-        f"{proof.num_steps_at_max} of the steps held {proof.max_adapters} adapters at once (loraplex_step_adapters), "
-        f"and a step took {proof.gemms_per_step:.0f} base matrix products whatever its mix "
+        f"One batch: {num_tokens} tokens in {proof.num_steps} steps and {seconds:.1f} s, "
+        f"{num_tokens / seconds:.0f} tokens/s at once. {proof.num_steps_at_max} of the steps held "
+        f"{proof.max_requests} requests, of the base and of {proof.max_adapters} adapters (loraplex_step_requests, "
+        f"loraplex_step_adapters), and a step took {proof.gemms_per_step:.0f} base matrix products whatever its mix "
         "(loraplex_base_gemm_calls_total).\n",
         soft_wrap=True,
     )
