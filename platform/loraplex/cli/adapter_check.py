@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 
+from loraplex.cli.adapter_push import tell_left_out
 from loraplex.cli.output import AsJson, fail, print_json, stdout
 from loraplex.cli.report import print_report
 from loraplex.client.errors import ClientError
-from loraplex.client.upload import list_files
+from loraplex.client.upload import choose_files
 from loraplex_registry.peft.spec import BaseSpec
 
 
-def check(folder: Path, /, *, base: str | None = None, as_json: AsJson = False) -> int:
+def check(
+    folder: Path,
+    /,
+    *,
+    base: str | None = None,
+    verbose: Annotated[bool, Parameter(negative=())] = False,
+    as_json: AsJson = False,
+) -> int:
     """Judge a folder as the registry would; the exit code is 1 if it would be refused.
 
     Args:
         folder: The folder that PEFT's save_pretrained wrote.
         base: A base in this machine's cache; default is the one that the adapter's config names.
+        verbose: Also name the checks that passed.
         as_json: Print JSON for programs.
     """
     from loraplex_registry.peft.check import check_adapter
 
-    files = {path.name: path for path in list_files(folder)}
+    chosen = choose_files(folder)
+    files = {path.name: path for path in chosen.sent}
     spec = choose_base(load_bases(), base, files.get("adapter_config.json"))
     report, plan = check_adapter(files, spec)
     if as_json:
-        print_json({"base": spec.name, "digest": plan.digest if plan else None, "report": report})
+        digest = plan.digest if plan else None
+        print_json({"base": spec.name, "digest": digest, "report": report, "left_out": chosen.left_out})
     else:
-        print_report(stdout(), report, all_checks=True)
+        tell_left_out(chosen.left_out)
+        print_report(stdout(), report, all_checks=verbose)
         if plan:
             stdout().print(f"fits {spec.name}, rank {plan.rank}, {', '.join(plan.target_modules)}: {plan.digest}")
         else:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from loraplex.cli.output import done, stderr
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
+from loraplex.client.errors import ClientError
+from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES
 
 
-def pull(name: str, /, *, to: Path | None = None) -> None:
+def pull(name: str, /, *, to: Path | None = None, force: Annotated[bool, Parameter(negative=())] = False) -> None:
     """Download a version's files into a folder.
 
     Args:
         name: TENANT/ADAPTER for the live version, or with @ a number, an alias or a digest.
         to: The folder; default is the adapter's name, here.
+        force: Write over files that lie there.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -23,7 +29,25 @@ def pull(name: str, /, *, to: Path | None = None) -> None:
     with open_management() as client, Progress(*columns, console=stderr(), transient=True) as progress:
         version = client.resolve_version(ref)
         folder = to or Path(version.adapter)
+        if not force:
+            check_free(folder)
         folder.mkdir(parents=True, exist_ok=True)
         task = progress.add_task(version.adapter, total=version.size_bytes)
         names = client.download_all(version, folder, lambda count: progress.advance(task, count))
     done(f"{version.tenant}/{version.adapter}@{version.version}: {', '.join(names)} in {folder}")
+
+
+def check_free(folder: Path) -> None:
+    """Return if a download into `folder` writes over nothing.
+
+    Raises:
+        ClientError: A file of an adapter lies there.
+    """
+    taken = [name for name in (*REQUIRED_FILES, *OPTIONAL_FILES) if (folder / name).exists()]
+    if taken:
+        raise ClientError(
+            f"{folder} holds {', '.join(taken)} already. Choose another folder with --to, or write over it with "
+            "--force.",
+            code="file_exists",
+            param="to",
+        )

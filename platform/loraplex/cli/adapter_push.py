@@ -12,10 +12,9 @@ from loraplex.cli.output import AsJson, done, print_json, say, stderr
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError
+from loraplex.client.management import Management
+from loraplex.client.upload import Upload
 from loraplex_registry.wire.adapter import VersionView
-
-_NEVER_NEWS = "parity"
-"""Warned of at every upload as long as no replica compares; `adapters show` has it."""
 
 
 def push(
@@ -31,7 +30,7 @@ def push(
     """Upload a folder that PEFT's save_pretrained wrote. It becomes live if nothing is live yet.
 
     Args:
-        folder: The folder; hidden files stay here.
+        folder: The folder; what no adapter needs (optimizer states, logs, hidden files) stays here.
         to: TENANT (its default adapter, or one named default) or TENANT/ADAPTER.
         promote: Make it live as soon as it is ready.
         base: Judge it for this base whatever its config says (admin keys only).
@@ -40,20 +39,23 @@ def push(
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    from loraplex.client.upload import list_files
+    from loraplex.client.upload import choose_files
 
     ref = parse_ref(to)
     if ref.which is not None:
         raise ClientError(
             f"Leave out @{ref.which}: the version's number is given by the registry.", code="invalid_name"
         )
-    files = list_files(folder)
+    chosen = choose_files(folder)
+    files = chosen.sent
     check_file_names(files)
+    if not as_json:
+        tell_left_out(chosen.left_out)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with open_management() as client, Progress(*columns, console=stderr(), transient=True) as progress:
         adapter = client.resolve_adapter(ref)
         task = progress.add_task(f"{ref.tenant}/{adapter}", total=sum(path.stat().st_size for path in files))
-        version = client.push(
+        upload = client.upload(
             ref.tenant,
             adapter,
             files,
@@ -62,10 +64,11 @@ def push(
             base=base,
             wait=wait,
         )
+        is_default = upload.is_new and not as_json and became_default(client, upload.version)
     if as_json:
-        print_json(version)
+        print_json(upload.version)
     else:
-        tell(version)
+        tell(upload, is_default=is_default)
 
 
 def check_file_names(files: list[Path]) -> None:
@@ -83,13 +86,36 @@ def check_file_names(files: list[Path]) -> None:
         raise ClientError(failure.message, code="adapter_rejected", param=failure.subject or None, report=report)
 
 
-def tell(version: VersionView) -> None:
+def tell_left_out(names: list[str]) -> None:
+    """Name the files of the folder that are not looked at."""
+    if names:
+        say(f"left out: {', '.join(names)}")
+
+
+def became_default(client: Management, version: VersionView) -> bool:
+    """Say whether this version made its adapter the team's default: the first one that went live does."""
+    if not version.promoted or version.version != 1:
+        return False
+    try:
+        return client.get_adapter(version.tenant, version.adapter).is_default
+    except ClientError:
+        # a key that may only upload is not told
+        return False
+
+
+def tell(upload: Upload, *, is_default: bool) -> None:
     """Say what a pushed version became and what to do next."""
+    version = upload.version
     name = f"{version.tenant}/{version.adapter}@{version.version}"
-    done(f"{name} is {version.state}, {version.digest[:SHORT_DIGEST]}")
+    if upload.is_new:
+        done(f"{name} is {version.state}, {version.digest[:SHORT_DIGEST]}")
+    else:
+        done(f"unchanged: same content as {name}, which is {version.state}, {version.digest[:SHORT_DIGEST]}")
     for check in version.report.checks:
-        if check.verdict == "warn" and check.name != _NEVER_NEWS:
-            say(f"  warning, {check.name}: {check.message}")
+        if check.verdict == "warn":
+            say(f"  warning, {check.name}: {check.message.partition(';')[0].rstrip('.')}.")
+    if is_default:
+        say(f"  {version.adapter} is now the default adapter of {version.tenant}: model={version.tenant} means it.")
     if version.promoted:
         say(f'  live. Try it: loraplex chat --model {version.tenant}/{version.adapter} "Hello!"')
     elif version.state == "ready":

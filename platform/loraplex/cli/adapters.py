@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from cyclopts import App
 
+from loraplex.cli.confirm import Yes, confirm
 from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, stdout, when
 from loraplex.cli.session import open_management
-from loraplex.client.adapter_name import AdapterRef, parse_ref
+from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef, parse_ref
+from loraplex.client.errors import ClientError
 from loraplex.client.management import LIVE
 from loraplex_registry.wire.adapter import VersionView
 
@@ -89,7 +91,7 @@ def promote(name: str, /, *, as_json: AsJson = False) -> None:
 
 @app.command
 def rollback(name: str, /, *, as_json: AsJson = False) -> None:
-    """Make live what was live before."""
+    """Make live what was live before the last change; a second rollback undoes the first."""
     ref = _without_version(name)
     with open_management() as client:
         adapter = client.resolve_adapter(ref)
@@ -97,7 +99,10 @@ def rollback(name: str, /, *, as_json: AsJson = False) -> None:
     if as_json:
         print_json(alias)
     else:
-        done(f"{ref.tenant}/{adapter}@{alias.targets[0].version} is live again.")
+        done(
+            f"{ref.tenant}/{adapter}@{alias.targets[0].version} is live again. Once more undoes it: "
+            f"loraplex adapters rollback {ref.tenant}/{adapter}"
+        )
 
 
 @app.command
@@ -147,20 +152,24 @@ def restore(name: str, /, *, as_json: AsJson = False) -> None:
 
 
 @app.command
-def delete(name: str, /) -> None:
+def delete(name: str, /, *, is_sure: Yes = False) -> None:
     """Delete an adapter with all its versions; running answers finish. Say the whole name, TENANT/ADAPTER."""
     ref = _without_version(name)
+    if ref.adapter is None:
+        raise ClientError(
+            f"Say the whole name of the adapter to delete, as in {ref.tenant}/{DEFAULT_NAME}; the team itself is "
+            "deleted with `loraplex tenants delete`.",
+            code="invalid_name",
+        )
+    confirm(f"Delete {name} with all its versions?", is_sure=is_sure)
     with open_management() as client:
-        adapter = client.resolve_adapter(ref)
-        client.delete_adapter(ref.tenant, adapter)
-    done(f"{ref.tenant}/{adapter} deleted.")
+        client.delete_adapter(ref.tenant, ref.adapter)
+    done(f"{name} deleted.")
 
 
 def _without_version(name: str) -> AdapterRef:
     ref = parse_ref(name)
     if ref.which is not None:
-        from loraplex.client.errors import ClientError
-
         raise ClientError(f"Leave out @{ref.which}: this is about the adapter, not one version.", code="invalid_name")
     return ref
 

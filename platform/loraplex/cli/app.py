@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
@@ -29,7 +30,7 @@ _COMMANDS = (
     ("gateway", "loraplex.cli.parts:gateway", _RUN, "Run the gateway with the registry."),
     ("engine", "loraplex.cli.parts:engine", _RUN, "Run one engine."),
     ("db", "loraplex.cli.db:app", _RUN, "Bring the database to this program's revision."),
-    ("base", "loraplex.cli.base:app", _RUN, "Fetch base models."),
+    ("base", "loraplex.cli.base:app", _RUN, "Fetch and list base models."),
     ("tenants", "loraplex.cli.tenants:app", _MANAGE, "Create and change teams."),
     ("keys", "loraplex.cli.keys:app", _MANAGE, "Create and revoke API keys."),
     ("adapters", "loraplex.cli.adapters:app", _MANAGE, "Upload, promote, roll back and retire adapters."),
@@ -55,6 +56,7 @@ def build_app() -> App:
         help_epilogue=_EXAMPLES,
         help_format="plaintext",
         version=__version__,
+        suppress_keyboard_interrupt=False,
         default_parameter=Parameter(show_default=False),
     )
     for i, (name, where, group, summary) in enumerate(_COMMANDS):
@@ -68,27 +70,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 only on success, 2 for a wrong call, 130 for Ctrl-C."""
     app = build_app()
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in tokens
     try:
-        result = app(tokens, exit_on_error=False, result_action="return_value")
-    except CycloptsError:
+        result = app(tokens, exit_on_error=False, print_error=not as_json, result_action="return_value")
+    except CycloptsError as error:
+        if as_json:
+            _print_json_error(str(error), "wrong_call")
         return 2
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - each part has its own tree of errors; faults are raised again
-        return _explain(error)
+        return _explain(error, as_json=as_json)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
-def _explain(error: Exception) -> int:
+def _explain(error: Exception, *, as_json: bool) -> int:
     """Print an error that has words for its reader; others are faults of this program and keep their trace."""
-    from loraplex.cli.output import fail, stderr
-    from loraplex.cli.report import print_report
-
     message = getattr(error, "message", None)
     if not isinstance(message, str):
         raise error
-    fail(message, code=getattr(error, "code", ""), param=getattr(error, "param", None))
-    report = getattr(error, "report", None)
-    if report is not None:
-        print_report(stderr(), report)
+    code, param, report = (getattr(error, name, None) for name in ("code", "param", "report"))
+    if as_json:
+        _print_json_error(message, code or "", param, report)
+    else:
+        from loraplex.cli.output import fail, stderr
+        from loraplex.cli.report import print_report
+
+        fail(message, code=code or "", param=param)
+        if report is not None:
+            print_report(stderr(), report)
     return int(getattr(error, "exit_code", 1))
+
+
+def _print_json_error(message: str, code: str, param: str | None = None, report: Any = None) -> None:
+    """Print an error in the API's shape as one line, the last one on standard error."""
+    import msgspec
+
+    error = {"error": {"message": message, "code": code, "param": param}}
+    body = msgspec.json.encode(error if report is None else error | {"report": report})
+    sys.stderr.write(body.decode() + "\n")

@@ -1,4 +1,4 @@
-"""`loraplex base pull`: hands over to the engine's own program, which knows formats and hubs."""
+"""`loraplex base pull` and `base list`: hand over to the engine's own program, which knows formats and hubs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from loraplex.cli.output import AsJson
 
 app = App(
     name="base",
-    help="Fetch base models into this machine's cache.",
+    help="Fetch base models into this machine's cache, and list what it has.",
     help_format="plaintext",
     help_epilogue=(
         "Examples:\n\n  loraplex base pull smollm2-135m\n  loraplex base pull ./Qwen2.5-0.5B-Instruct\n"
-        "  loraplex base pull HuggingFaceTB/SmolLM2-360M-Instruct\n"
+        "  loraplex base pull HuggingFaceTB/SmolLM2-360M-Instruct\n  loraplex base list\n"
     ),
 )
 
@@ -33,9 +33,19 @@ def pull(
         served_model_name: Name it this.
         as_json: End with one line of JSON.
     """
-    argv = [sys.executable, "-m", "loraplex_engine", "pull", spec]
-    argv += ["--to", str(to)] if to else []
-    argv += ["--served-model-name", served_model_name] if served_model_name else []
-    argv += ["--json"] if as_json else []
+    arguments = ["pull", spec]
+    arguments += ["--to", str(to)] if to else []
+    arguments += ["--served-model-name", served_model_name] if served_model_name else []
+    _become_engine(*arguments, *(["--json"] if as_json else []))
+
+
+@app.command(name="list")
+def list_(*, as_json: AsJson = False) -> None:
+    """List the bases of this machine's cache: name, longest context, folder, and where it came from."""
+    _become_engine("list", *(["--json"] if as_json else []))
+
+
+def _become_engine(*arguments: str) -> None:
     sys.stdout.flush()
+    argv = [sys.executable, "-m", "loraplex_engine", *arguments]
     os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted

@@ -1,4 +1,7 @@
-"""`loraplex chat`: one message, or a conversation when none is given; answers appear as they are made."""
+"""`loraplex chat`: one message, or a conversation when none is given; answers appear as they are made.
+
+In a conversation Ctrl-C ends the answer that is being made; at the prompt it leaves.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,14 @@ class _Chat:
     model: str
     options: dict[str, Any]
 
-    def ask(self, messages: list[dict[str, str]], *, show: bool) -> Answer:
-        """Return the answer to a conversation, printed as it arrives if `show`."""
-        answer = Answer()
+    def ask(self, messages: list[dict[str, str]], answer: Answer, *, show: bool) -> None:
+        """Fill the answer to a conversation, printed as it arrives if `show`."""
         for piece in stream_chat(self.connection, self.model, messages, answer, **self.options):
             if show:
                 sys.stdout.write(clean(piece))
                 sys.stdout.flush()
         if show:
             sys.stdout.write("\n")
-        return answer
 
 
 def chat(
@@ -53,7 +54,7 @@ def chat(
 
     Args:
         message: What to say; without it, lines are read from the terminal or from a pipe.
-        model: TENANT, TENANT/ADAPTER, either with @VERSION, or a base's name.
+        model: TENANT, TENANT/ADAPTER, TENANT/ADAPTER@ALIAS, ...@NUMBER, ...@sha256:DIGITS, or a base's name.
         system: What the model should know beforehand.
         max_tokens: Longest answer, tokens.
         temperature: 0 always takes the likeliest token.
@@ -64,14 +65,17 @@ def chat(
     location.require_key()
     if message is None and not sys.stdin.isatty():
         message = sys.stdin.read().strip()
-    if as_json and not message:
+    if message is not None and not message.strip():
+        raise ClientError("The message is empty: loraplex chat --model NAME 'Hello!'", code="no_message")
+    if as_json and message is None:
         raise ClientError("--json needs a message: loraplex chat --model NAME --json 'Hello!'", code="no_message")
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     start = [{"role": "system", "content": system}] if system else []
     with Connection(location) as connection:
         conversation = _Chat(connection, model, options)
         if message:
-            answer = conversation.ask([*start, {"role": "user", "content": message}], show=not as_json)
+            answer = Answer()
+            conversation.ask([*start, {"role": "user", "content": message}], answer, show=not as_json)
             _tell(answer, as_json=as_json)
         else:
             _converse(conversation, start)
@@ -80,18 +84,27 @@ def chat(
 def _converse(conversation: _Chat, start: list[dict[str, str]]) -> None:
     """Ask and answer until the reader leaves; a refused message is forgotten and the conversation goes on."""
     messages = list(start)
-    say(f"{conversation.model}: /reset forgets, /exit or Ctrl-D leaves.")
+    say(f"{conversation.model}: Ctrl-C ends an answer, /reset forgets, /exit or Ctrl-D leaves.")
     while (line := _read_line()) is not None:
         if line == _FORGET:
             messages = list(start)
         elif line:
-            try:
-                answer = conversation.ask([*messages, {"role": "user", "content": line}], show=True)
-            except ClientError as error:
-                say(f"error: {error.message}")
-                continue
-            messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer.text}]
-            _tell(answer, as_json=False)
+            messages += _exchange(conversation, messages, line)
+
+
+def _exchange(conversation: _Chat, messages: list[dict[str, str]], line: str) -> list[dict[str, str]]:
+    """Return what was said: the line and its answer as far as it came, or nothing where none came."""
+    asked, answer = {"role": "user", "content": line}, Answer()
+    try:
+        conversation.ask([*messages, asked], answer, show=True)
+    except ClientError as error:
+        say(f"error: {error.message}")
+        return []
+    except KeyboardInterrupt:
+        say("\n(ended; Ctrl-C once more leaves)")
+        return [asked, {"role": "assistant", "content": answer.text}] if answer.text else []
+    _tell(answer, as_json=False)
+    return [asked, {"role": "assistant", "content": answer.text}]
 
 
 def _read_line() -> str | None:

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from loraplex.cli.confirm import Yes, confirm
 from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, when
 from loraplex.cli.session import open_management
+from loraplex.client.errors import ClientError
 
 app = App(
     name="tenants",
@@ -115,13 +117,25 @@ def update(
 
 
 @app.command
-def delete(name: str, /, *, cascade: Annotated[bool, Parameter(negative=())] = False) -> None:
+def delete(name: str, /, *, cascade: Annotated[bool, Parameter(negative=())] = False, is_sure: Yes = False) -> None:
     """Delete a tenant; its keys stop working at once, its name stays reserved for 30 days.
 
     Args:
         name: The tenant.
         cascade: Delete its adapters too.
+        is_sure: Do not ask first.
     """
+    if cascade:
+        confirm(f"Delete {name} with its keys, its adapters and all their versions?", is_sure=is_sure)
     with open_management() as client:
-        client.delete_tenant(name, cascade=cascade)
+        try:
+            client.delete_tenant(name, cascade=cascade)
+        except ClientError as error:
+            raise _in_words_of_the_command(error) from error
     done(f"Tenant {name} deleted.")
+
+
+def _in_words_of_the_command(error: ClientError) -> ClientError:
+    """Return the API's refusal with the flag in the place of the query parameter."""
+    message = error.message.replace("?cascade=true", "--cascade")
+    return ClientError(message, status=error.status, code=error.code, param=error.param)

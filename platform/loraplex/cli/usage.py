@@ -10,7 +10,9 @@ from loraplex.cli.output import AsJson, print_json, print_table
 from loraplex.cli.session import open_management
 
 _GROUPS = ("tenant", "adapter", "version", "day")
-_NUMBERS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+_NUMBERS = ("requests", "errors", "prompt_tokens", "cached_tokens", "completion_tokens")
+_FAILED = ("requests_error", "requests_lost")
+"""Outcomes that the table sums up as errors; a request that its client gave up is none."""
 
 
 def usage(
@@ -36,6 +38,7 @@ def usage(
     if as_json:
         print_json(rows)
         return
+    rows = [row | {"errors": sum(row.get(name, 0) for name in _FAILED)} for row in rows]
     columns = [name for name in (*_GROUPS, *_NUMBERS) if any(name in row for row in rows)]
     print_table("Usage", columns, (_cells(row, columns) for row in rows), empty="Nothing was used in that time.")
 

@@ -13,7 +13,7 @@ from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
 from loraplex.client.connection import Connection, check_response, decode, lost
 from loraplex.client.errors import ClientError
 from loraplex.client.types import Adapter, Alias, AliasChange, Base, Key, Model, Replica, Tenant
-from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES, CountingFile, Progress
+from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES, CountingFile, Progress, Upload
 from loraplex_registry.wire.adapter import VersionView
 
 LIVE = "live"
@@ -91,6 +91,10 @@ class Management:
         return found[0] if found else DEFAULT_NAME
 
     def push(self, tenant: str, adapter: str, files: list[Path], on_read: Progress, **params: Any) -> VersionView:
+        """Upload as `upload` does, and return the version."""
+        return self.upload(tenant, adapter, files, on_read, **params).version
+
+    def upload(self, tenant: str, adapter: str, files: list[Path], on_read: Progress, **params: Any) -> Upload:
         """Upload a PEFT folder's files as a version.
 
         Args:
@@ -103,7 +107,8 @@ class Management:
         Raises:
             ClientError: It was refused; `report` then says why.
         """
-        return decode(self._send_files(tenant, adapter, files, on_read, params).content, VersionView)
+        answer = self._send_files(tenant, adapter, files, on_read, params)
+        return Upload(decode(answer.content, VersionView), is_new=answer.status_code != httpx.codes.OK)
 
     def list_versions(self, tenant: str, adapter: str) -> list[VersionView]:
         """Return an adapter's versions, newest first."""

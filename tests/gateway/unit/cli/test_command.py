@@ -20,13 +20,13 @@ from loraplex.demo.team import STYLES, examples_folder
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
 
 ROOT = Path(__file__).resolve().parents[4]
-COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; tenants create; tenants list; tenants show;
-tenants update; tenants delete; keys create; keys list; keys revoke; adapters push; adapters list; adapters show;
-adapters promote; adapters rollback; adapters history; adapters retire; adapters restore; adapters delete;
-adapters pull; adapters check; chat; usage; status"""
-PRINTS_DATA = """up; db upgrade; db current; base pull; tenants create; tenants list; tenants show; tenants update;
-keys create; keys list; adapters push; adapters list; adapters show; adapters promote; adapters rollback;
-adapters history; adapters restore; adapters check; chat; usage; status"""
+COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; base list; tenants create; tenants list;
+tenants show; tenants update; tenants delete; keys create; keys list; keys revoke; adapters push; adapters list;
+adapters show; adapters promote; adapters rollback; adapters history; adapters retire; adapters restore;
+adapters delete; adapters pull; adapters check; chat; usage; status"""
+PRINTS_DATA = """up; db upgrade; db current; base pull; base list; tenants create; tenants list; tenants show;
+tenants update; keys create; keys list; adapters push; adapters list; adapters show; adapters promote;
+adapters rollback; adapters history; adapters restore; adapters check; chat; usage; status"""
 
 
 def words(text: str) -> list[str]:
@@ -206,13 +206,19 @@ def test_base_to_check_against_is_told_named_or_the_only_one(tmp_path: Path) -> 
 
 def test_proof_of_one_batch_is_read_from_the_counters() -> None:
     def scrape(*counts: int, gemms: int) -> str:
-        buckets = zip(("0.0", "1.0", "2.0", "3.0", "4.0", "+Inf"), counts, strict=True)
-        lines = [f'loraplex_step_adapters_bucket{{le="{bound}"}} {float(count)}' for bound, count in buckets]
+        bounds = ("0.0", "1.0", "2.0", "3.0", "4.0", "+Inf")
+        lines = [
+            f'loraplex_step_{what}_bucket{{le="{bound}"}} {float(count)}'
+            for what, shifted in (("adapters", counts), ("requests", (0, *counts[:-2], counts[-1])))
+            for bound, count in zip(bounds, shifted, strict=True)
+        ]
         lines += [f"loraplex_step_adapters_count {float(counts[-1])}", f"loraplex_base_gemm_calls_total {gemms}.0"]
         return "# HELP x y\n" + "\n".join(lines) + "\n"
 
     before, after = scrape(5, 6, 6, 6, 6, 6, gemms=720), scrape(6, 8, 9, 12, 12, 12, gemms=1440)
-    assert compare(before, after) == BatchProof(num_steps=6, max_adapters=3, num_steps_at_max=3, gemms_per_step=120)
+    assert compare(before, after) == BatchProof(
+        num_steps=6, max_requests=4, num_steps_at_max=3, max_adapters=3, gemms_per_step=120
+    )
 
 
 def test_hints_can_be_copied_as_they_stand() -> None:
