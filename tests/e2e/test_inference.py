@@ -116,6 +116,17 @@ def test_completions_take_text_and_count_tokens(platform: LivePlatform, teams: d
     assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
 
 
+def test_tokens_of_a_prompt_are_those_that_an_answer_counts(platform: LivePlatform, teams: dict[str, Team]) -> None:
+    answer = platform.openai(teams["json"].key).chat.completions.create(model="team-json", **LIKELIEST)
+    headers = {"authorization": f"Bearer {teams['json'].key}"}
+    for model in (BASE, "team-json"):
+        body = {"model": model, "messages": LIBRARY}
+        tokens = httpx.post(f"{platform.url}/v1/tokenize", json=body, headers=headers, timeout=60)
+        assert tokens.status_code == 200, tokens.text
+        assert answer.usage is not None
+        assert tokens.json()["count"] == answer.usage.prompt_tokens
+
+
 def test_equal_seeds_give_equal_answers(platform: LivePlatform, teams: dict[str, Team]) -> None:
     client = platform.openai(teams["legal"].key)
 

@@ -16,7 +16,7 @@ from loraplex_engine.server.call import read_caller, read_json
 from loraplex_engine.server.front import Front, build_state
 from loraplex_engine.server.guard import build_guard
 from loraplex_engine.server.http_error import handle_exception
-from loraplex_engine.wire.done import RequestStatus
+from loraplex_engine.wire.done import BASE_DIGEST, DIGEST, RequestStatus
 from loraplex_engine.wire.messages import DropAdapter, GetMetrics, GetState, LoadAdapter
 from loraplex_engine.wire.openai import ModelCard, ModelList, TokenizeResponse
 from loraplex_registry.wire.digest import check_digest
@@ -42,9 +42,10 @@ async def create_completion(request: Request[Any, Any, State], front: NamedDepen
 
 
 @post("/v1/tokenize", status_code=200)
-async def tokenize(request: Request[Any, Any, State], front: NamedDependency[Front]) -> TokenizeResponse:
+async def tokenize(request: Request[Any, Any, State], front: NamedDependency[Front]) -> Response[TokenizeResponse]:
     """Return the ids of a prompt."""
-    return await front.tokenize(await read_json(request))
+    tokens, digest = await front.tokenize(await read_json(request))
+    return Response(tokens, headers={DIGEST: digest or BASE_DIGEST})
 
 
 @get("/v1/models")

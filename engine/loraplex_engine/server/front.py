@@ -91,12 +91,12 @@ class Front:
             request, caller, spec, CompletionRenderer(self._answer_facts("cmpl", request, caller, facts))
         )
 
-    async def tokenize(self, body: dict[str, Any]) -> TokenizeResponse:
-        """Return the ids that a generation route would compute. Raises CallError if it is refused."""
+    async def tokenize(self, body: dict[str, Any]) -> tuple[TokenizeResponse, str | None]:
+        """Return the ids that a generation route would compute, and the digest asked for; CallError if refused."""
         facts, request = self.core.get_facts(), read_tokenize(body)
-        self._resolve(request.model, facts)
+        digest = self._resolve(request.model, facts)
         ids = await self._read_tokens(request, facts)
-        return TokenizeResponse(len(ids), facts.max_model_len, ids)
+        return TokenizeResponse(len(ids), facts.max_model_len, ids), digest
 
     def models(self) -> list[ModelCard]:
         """Return what can be named here: the base. Adapters are named by digest and listed in the state."""
