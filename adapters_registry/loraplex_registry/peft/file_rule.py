@@ -1,4 +1,4 @@
-"""Which files an adapter's folder may hold, how large they may be, and what a file really is by its first bytes.
+"""Which files an adapter's folder may hold, and how large they may be.
 
 Names are judged before any byte is stored; nothing here opens a pickle, an archive or a link.
 """
@@ -45,30 +45,36 @@ def max_file_bytes(name: str) -> int:
     return {CONFIG_FILE: MAX_CONFIG_BYTES, TEMPLATE_FILE: MAX_TEMPLATE_BYTES}.get(name, MAX_FILE_BYTES)
 
 
-def check_names(filenames: Iterable[str]) -> list[Check]:
+def check_names(filenames: Iterable[str], *, is_whole: bool = True) -> list[Check]:
     """Judge the names of a folder's files before their bytes are stored.
 
     Args:
         filenames: the names exactly as the client sent them.
+        is_whole: these are all of them; else the required ones may still come.
 
     Returns:
         The checks `file_name`, `file_set` and `pickle`: passes, or one failing check for each bad name.
     """
     findings = Findings()
-    judge_names(list(filenames), findings)
+    judge_names(list(filenames), findings, is_whole=is_whole)
     return findings.checks()
 
 
-def judge_names(names: list[str], findings: Findings) -> None:
+def is_side_file(name: str) -> bool:
+    """Whether a file of this name is kept without being used."""
+    return name in _KEPT or _TOKENIZER_FILE.fullmatch(name) is not None
+
+
+def judge_names(names: list[str], findings: Findings, *, is_whole: bool = True) -> None:
     """As `check_names`, into findings."""
     good = [name for name in names if _judge_name(name, findings)]
     for name in good:
         _judge_membership(name, findings)
     for name in _REQUIRED:
-        if name not in good:
+        if is_whole and name not in good:
             findings.fail("file_set", f"{name} is missing; upload the folder that save_pretrained wrote.", name)
     if len(names) > MAX_FILES:
-        findings.fail("file_set", f"There are {len(names)} files; upload at most {MAX_FILES}.", "files")
+        findings.fail("file_set", f"There are more than {MAX_FILES} files; upload at most {MAX_FILES}.", "files")
     for name in sorted({name for name in good if good.count(name) > 1}):
         findings.fail("file_set", f"{name} is there twice; upload it once.", name)
     findings.settle("file_name", "file_set", "pickle")
@@ -85,7 +91,7 @@ def _judge_membership(name: str, findings: Findings) -> None:
     if name.lower().endswith(_PICKLE_SUFFIXES):
         what_to_do = f"convert it: {CONVERT_COMMAND}" if name.startswith("adapter_model.") else "leave it out"
         findings.fail("pickle", f"{name} may hold a pickle and is never opened; {what_to_do}", name)
-    elif name not in _REQUIRED and name not in _KEPT and not _TOKENIZER_FILE.fullmatch(name):
+    elif name not in _REQUIRED and not is_side_file(name):
         allowed = listed([*_REQUIRED, *_KEPT, "tokenizer*.json"], limit=16)
         findings.fail("file_set", f"{name} does not belong to an adapter; upload only {allowed}.", name)
 

@@ -11,13 +11,13 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from loraplex_registry.errors import ArtifactMissingError, StoreUnavailableError
+from loraplex_registry.storage.failure import unavailable_on_failure
 from loraplex_registry.wire.adapter import Manifest, ManifestFile
 from loraplex_registry.wire.digest import artifact_path
 from loraplex_registry.wire.ids import new_uuid
@@ -36,7 +36,7 @@ class FolderStore:
     def put(self, manifest: Manifest, files: Mapping[str, Path]) -> dict[str, str]:
         """Store an artifact (see `ObjectStore.put`)."""
         folder = self.root / artifact_path(manifest.digest)
-        with _unavailable_on_failure():
+        with unavailable_on_failure():
             stored = self.find_manifest(manifest.digest)
             if stored is None:
                 self._create(folder, manifest, files)
@@ -71,7 +71,7 @@ class FolderStore:
 
     def delete(self, digest: str) -> None:
         """Move an artifact to where `sweep_staging` finds it; readers that have it open keep it."""
-        with _unavailable_on_failure():
+        with unavailable_on_failure():
             self._move_away(self.root / artifact_path(digest))
 
     def list_artifacts(self) -> Iterator[tuple[str, float]]:
@@ -92,7 +92,7 @@ class FolderStore:
     def create_staging(self) -> Path:
         """Create an empty folder for one upload."""
         folder = self.root / "staging" / new_uuid().hex
-        with _unavailable_on_failure():
+        with unavailable_on_failure():
             folder.mkdir(mode=0o700)
         return folder
 
@@ -110,16 +110,16 @@ class FolderStore:
 
     def _create(self, folder: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
         """Make the artifact under a temporary name and give it its own, unless another did so first."""
-        made = self._make(manifest, files)
+        made = self.root / "tmp" / new_uuid().hex
         try:
+            self._make(made, manifest, files)
             self._mkdirs(folder.parent)
             self._rename_or_keep(made, folder, manifest.digest)
             _fsync_folder(folder.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
-    def _make(self, manifest: Manifest, files: Mapping[str, Path]) -> Path:
-        made = self.root / "tmp" / new_uuid().hex
+    def _make(self, made: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
         (made / "files").mkdir(mode=0o700, parents=True)
         made.chmod(0o700)
         for file in manifest.files:
@@ -127,7 +127,6 @@ class FolderStore:
         _fsync_folder(made / "files")
         _write(made / _MANIFEST, msgspec.json.encode(manifest))
         _fsync_folder(made)
-        return made
 
     def _rename_or_keep(self, made: Path, folder: Path, digest: str) -> None:
         try:
@@ -146,9 +145,12 @@ class FolderStore:
         extra = folder / "extra" / file.sha256
         if not extra.exists():
             temporary = self.root / "tmp" / new_uuid().hex
-            _copy(source, temporary)
-            extra.parent.mkdir(mode=0o700, exist_ok=True)
-            temporary.rename(extra)
+            try:
+                _copy(source, temporary)
+                extra.parent.mkdir(mode=0o700, exist_ok=True)
+                temporary.rename(extra)
+            finally:
+                temporary.unlink(missing_ok=True)
             _fsync_folder(extra.parent)
             _fsync_folder(folder)
         return f"extra/{file.sha256}"
@@ -203,11 +205,3 @@ def _fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _unavailable_on_failure() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StoreUnavailableError(f"the object store cannot be written: {error.strerror}") from error

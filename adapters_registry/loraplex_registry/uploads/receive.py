@@ -6,6 +6,7 @@ Names are judged before bytes are written, sizes while they are. Never holds mor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -19,14 +20,14 @@ from loraplex_registry.errors import (
     BodyTimeoutError,
     InvalidRequestError,
     PayloadTooLargeError,
-    UnknownParameterError,
 )
 from loraplex_registry.peft.check import check_names
-from loraplex_registry.peft.file_rule import CONFIG_FILE, MAX_FILES, WEIGHTS_FILE, max_file_bytes
+from loraplex_registry.peft.file_rule import max_file_bytes
 from loraplex_registry.peft.report import Check, build_report
+from loraplex_registry.storage.failure import unavailable_on_failure
 from loraplex_registry.uploads.order import StagedFile
+from loraplex_registry.uploads.part import read_filename
 
-_FIELD = "files"
 _IDLE_TIMEOUT_S = 30.0
 _WRITE_BYTES = 1 << 20
 
@@ -48,7 +49,9 @@ async def receive(
         PayloadTooLargeError: The body is longer than `max_bytes`.
         BodyTimeoutError: Nothing arrived for too long.
         UnknownParameterError: A part is not called `files`.
-        InvalidRequestError: The body is not multipart, or ends early.
+        UnsupportedMediaTypeError: A part is encoded.
+        InvalidRequestError: The body is not multipart, ends early, or a part's headers have two meanings.
+        StoreUnavailableError: The disk does not take it.
     """
     parser = PushMultipartParser(boundary)
     receiver = _Receiver(folder)
@@ -68,13 +71,13 @@ async def receive(
     return receiver.files
 
 
-def check_file_names(names: list[str]) -> None:
-    """Return if these are the names of an adapter's folder.
+def check_file_names(names: list[str], *, is_whole: bool = True) -> None:
+    """Return if these are the names of an adapter's folder, or those that have come so far.
 
     Raises:
         AdapterRejectedError: They are not; carries the report.
     """
-    report = build_report(check_names(names))
+    report = build_report(check_names(names, is_whole=is_whole))
     failure = report.first_failure
     if failure is not None:
         raise AdapterRejectedError(report, failure.message, param=failure.subject)
@@ -107,7 +110,9 @@ class _Receiver:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._open is not None:
-            self._open.close()
+            # what went wrong before is what the client is told
+            with contextlib.suppress(OSError):
+                self._open.close()
 
     async def take(self, event: MultipartSegment | bytes | bytearray | None) -> None:
         if isinstance(event, MultipartSegment):
@@ -120,22 +125,9 @@ class _Receiver:
             self._open = None
 
     def _start(self, part: MultipartSegment) -> _Writer:
-        if part.name != _FIELD:
-            raise UnknownParameterError(
-                f"send each file as a part called {_FIELD!r}, not {part.name!r}", param=part.name
-            )
-        name = _read_filename(part)
-        # The required files may still come.
-        check_file_names([name, *({CONFIG_FILE, WEIGHTS_FILE} - {name})])
-        if name in self.files or len(self.files) >= MAX_FILES:
-            check_file_names([*self.files, name])
+        name = read_filename(part)
+        check_file_names([*self.files, name], is_whole=False)
         return _Writer(name, self._folder / f"part-{len(self.files)}")
-
-
-def _read_filename(part: MultipartSegment) -> str:
-    """Return the file's name as sent; one with a backslash stays raw, so that no unquoting can make it look plain."""
-    raw = str(part.header("Content-Disposition", ""))
-    return raw if "\\" in raw else part.filename or ""
 
 
 class _Writer:
@@ -145,7 +137,10 @@ class _Writer:
         self.name = name
         self._path = path
         self._max_bytes = max_file_bytes(name)
-        self._file = open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")  # noqa: PTH123, SIM115
+        with unavailable_on_failure():
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        # unbuffered: closing must have nothing left to write
+        self._file = open(descriptor, "wb", buffering=0)  # noqa: PTH123, SIM115
         self._hash = hashlib.sha256()
         self._waiting = bytearray()
         self._size = 0
@@ -162,7 +157,8 @@ class _Writer:
 
     async def finish(self) -> StagedFile:
         await self._flush()
-        self.close()
+        with unavailable_on_failure():
+            self.close()
         return StagedFile(self._path, self._size, self._hash.hexdigest())
 
     def close(self) -> None:
@@ -173,5 +169,8 @@ class _Writer:
         await asyncio.to_thread(self._write_piece, piece)
 
     def _write_piece(self, piece: bytes) -> None:
-        self._file.write(piece)
         self._hash.update(piece)
+        left = memoryview(piece)
+        with unavailable_on_failure():
+            while left:
+                left = left[self._file.write(left) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,20 @@ async def test_verdict_that_takes_longer_than_wait_is_503_and_stores_nothing(
     answer = await world.caller().upload(A, make_adapter(1), params={"wait": "1"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert world.objects() == objects
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_full_disk_is_503_and_leaves_nothing(world: World, make_adapter: Any) -> None:
+    team, large = world.caller(), {**read_folder(make_adapter(1)), "README.md": b"x" * (6 << 20)}
+    rows, objects = await count_rows(world), world.objects()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, hard))
+    try:
+        answer = await team.upload(A, large, headers={"Idempotency-Key": "push"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert (await count_rows(world), world.objects()) == (rows, objects)
+    assert list((world.store / "staging").iterdir()) == []
+    assert (await team.upload(A, large, headers={"Idempotency-Key": "push"})).status_code == 201

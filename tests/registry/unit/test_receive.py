@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from loraplex_registry.errors import (
     BodyTimeoutError,
     InvalidRequestError,
     PayloadTooLargeError,
+    StoreUnavailableError,
+    UnsupportedMediaTypeError,
 )
 from loraplex_registry.uploads.receive import receive
 
@@ -89,14 +93,83 @@ async def test_bad_name_stops_the_body_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names",
-    [["README.md"] * 2, [f"tokenizer-{number}.json" for number in range(17)]],
+    ("names", "reason"),
+    [
+        (["README.md"] * 2, "README.md is there twice"),
+        (["adapter_config.json"] * 2, "adapter_config.json is there twice"),
+        ([f"tokenizer-{number}.json" for number in range(10_000)], "more than 16 files"),
+    ],
 )
-async def test_names_twice_and_too_many_are_refused(tmp_path: Path, names: list[str]) -> None:
+async def test_names_twice_and_too_many_are_refused_for_that_reason(
+    tmp_path: Path, names: list[str], reason: str
+) -> None:
     body = b"".join(encode({name: b"{}"}).removesuffix(f"--{BOUNDARY}--\r\n".encode()) for name in names)
+    with pytest.raises(AdapterRejectedError, match=reason) as refused:
+        await receive(chunks(body, [997]), BOUNDARY, tmp_path, 10 << 20)
+    assert [check.name for check in refused.value.report.checks if check.verdict == "fail"] == ["file_set"]
+
+
+def part(*lines: str) -> bytes:
+    return "\r\n".join([f"--{BOUNDARY}", *lines, "", "{}", f"--{BOUNDARY}--", ""]).encode()
+
+
+DISPOSITION = 'Content-Disposition: form-data; name="files"; filename="README.md"'
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [DISPOSITION, "Content-Encoding: gzip"],
+        [DISPOSITION, "content-transfer-encoding: Base64"],
+        [DISPOSITION, "Content-Transfer-Encoding: quoted-printable"],
+    ],
+)
+async def test_an_encoded_part_is_415(tmp_path: Path, lines: list[str]) -> None:
+    with pytest.raises(UnsupportedMediaTypeError):
+        await receive(chunks(part(*lines), [50]), BOUNDARY, tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [DISPOSITION, DISPOSITION.replace("README.md", "vocab.json")],
+        [DISPOSITION + '; filename="vocab.json"'],
+        [DISPOSITION + "; FILENAME=vocab.json"],
+        [DISPOSITION + "; filename*=utf-8''vocab.json"],
+        [DISPOSITION + '; name="files"'],
+        [DISPOSITION + "; filename"],
+    ],
+)
+async def test_a_part_with_two_names_is_refused(tmp_path: Path, lines: list[str]) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        await receive(chunks(part(*lines), [50]), BOUNDARY, tmp_path, 1 << 20)
+    assert refused.value.param == "Content-Disposition"
+
+
+@pytest.mark.parametrize("encoding", ["binary", "8BIT", "7bit"])
+async def test_a_part_that_says_that_it_is_plain_is_taken(tmp_path: Path, encoding: str) -> None:
+    lines = [DISPOSITION.replace('"README.md"', "README.md"), f"Content-Transfer-Encoding: {encoding}"]
+    with pytest.raises(AdapterRejectedError, match="missing"):
+        await receive(chunks(part(*lines), [50]), BOUNDARY, tmp_path, 1 << 20)
+
+
+async def test_a_name_with_a_backslash_is_told_alone(tmp_path: Path) -> None:
     with pytest.raises(AdapterRejectedError) as refused:
-        await receive(chunks(body, [997]), BOUNDARY, tmp_path, 1 << 20)
-    assert "file_set" in [check.name for check in refused.value.report.checks if check.verdict == "fail"]
+        await receive(chunks(part(DISPOSITION.replace("README", r"C:\\x\y")), [50]), BOUNDARY, tmp_path, 1 << 20)
+    assert json.loads(refused.value.message.split("file name ")[1].split(" is not")[0]) == r"C:\\x\y.md"
+
+
+async def test_a_full_disk_is_unavailability_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    large = FILES | {"adapter_model.safetensors": b"x" * (3 << 20)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_500_000, hard))
+    try:
+        with pytest.raises(StoreUnavailableError):
+            await receive(chunks(encode(large), [65536]), BOUNDARY, tmp_path, 10 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ["cannot be written" in line for line in caplog.messages] == [True]
+    assert "Traceback" not in caplog.text
 
 
 async def test_silence_ends_in_408(tmp_path: Path) -> None:

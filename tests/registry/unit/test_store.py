@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loraplex_registry.errors import ArtifactMissingError, SettingError
+from loraplex_registry.errors import ArtifactMissingError, SettingError, StoreUnavailableError
 from loraplex_registry.storage.folder import FolderStore
 from loraplex_registry.storage.memory import MemoryStore
 from loraplex_registry.storage.store import ObjectStore, create_store
@@ -66,6 +67,23 @@ def test_first_files_stay_and_different_ones_are_kept_beside(store: ObjectStore)
     with store.open(DIGEST, places["extra"]) as extra:
         assert extra.read() == b"more"
     assert [file.name for file in store.find_manifest(DIGEST).files] == ["readme", "weights"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "os.link"])
+def test_a_put_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = FolderStore(tmp_path / "objects")
+    store.put(*stage(store, readme=b"first"))
+    other = DIGEST.replace("ab", "cd")
+    for manifest, files in (stage(store, other, readme=b"x"), stage(store, readme=b"second")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"loraplex_registry.storage.folder.{call}", fail)
+            with pytest.raises(StoreUnavailableError, match="No space"):
+                store.put(manifest, files)
+    assert list((store.root / "tmp").iterdir()) == []
+    assert [digest for digest, _ in store.list_artifacts()] == [DIGEST]
 
 
 def test_missing_things_are_errors_and_deletion_is_idempotent(store: ObjectStore) -> None:
