@@ -29,7 +29,7 @@ from loraplex_registry.peft.file_rule import (
 )
 from loraplex_registry.peft.findings import Findings
 from loraplex_registry.peft.header import TensorTable, read_open_header
-from loraplex_registry.peft.magic import PEEK_BYTES, find_foreign_format
+from loraplex_registry.peft.magic import PEEK_BYTES, find_foreign_format, judge_side_files
 from loraplex_registry.peft.report import Report, build_report
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, LoraModule
 from loraplex_registry.peft.target import Resolution, judge_targets
@@ -59,6 +59,7 @@ def check_adapter(
     judge_names(list(files), findings)
     judge_sizes(files, findings)
     judge_template(files, findings)
+    judge_side_files(files, findings)
     config = _judge_config_file(files.get(CONFIG_FILE), findings)
     if config is not None:
         judge_base_name(config.base_name, base, findings, forced=forced_base)

@@ -23,7 +23,7 @@ from loraplex_registry.peft.field_rule import (
 )
 from loraplex_registry.peft.file_rule import CONFIG_FILE
 from loraplex_registry.peft.findings import Findings, show
-from loraplex_registry.peft.magic import find_foreign_format
+from loraplex_registry.peft.magic import PEEK_BYTES, judge_text
 from loraplex_registry.peft.strict_json import parse_json
 
 MAX_RANK = 2**20
@@ -88,9 +88,7 @@ def judge_config(data: bytes, findings: Findings) -> AdapterConfig | None:
 
 
 def _parse_object(data: bytes, findings: Findings) -> dict[str, Any] | None:
-    foreign = [found for found in find_foreign_format(data[:512]) if found[0] == "lfs_pointer"]
-    for check, _ in foreign:
-        findings.fail(check, "The config is a Git LFS pointer; run `git lfs pull` and upload again.", CONFIG_FILE)
+    if not judge_text(CONFIG_FILE, data[:PEEK_BYTES], findings):
         return None
     try:
         value = parse_json(data)

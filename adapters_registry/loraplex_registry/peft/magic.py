@@ -1,11 +1,15 @@
-"""What a file that claims to be safetensors really is, by its first bytes.
+"""What a file really is, by its first bytes, whatever its name claims.
 
 Knows the formats that people upload by mistake or on purpose; it never decodes them.
 """
 
 from __future__ import annotations
 
-from loraplex_registry.peft.file_rule import CONVERT_COMMAND
+from collections.abc import Mapping
+from pathlib import Path
+
+from loraplex_registry.peft.file_rule import CONVERT_COMMAND, is_side_file
+from loraplex_registry.peft.findings import Findings
 
 PEEK_BYTES = 512
 
@@ -22,6 +26,8 @@ _FOREIGN = (
     (b"<", "an HTML or XML page; download the weights again"),
     (b"{", "JSON text; upload the weights themselves"),
 )
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+_ARCHIVES = (b"\x1f\x8b", b"BZh91AY&SY", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf")
 
 
 def find_foreign_format(head: bytes) -> list[tuple[str, str]]:
@@ -38,7 +44,7 @@ def find_foreign_format(head: bytes) -> list[tuple[str, str]]:
         return [("lfs_pointer", "The file is a Git LFS pointer, not the weights; run `git lfs pull` and upload again.")]
     if _looks_like_safetensors(head):
         return []
-    if head.startswith(b"PK\x03\x04") or _looks_like_pickle(head):
+    if head.startswith(_ZIP) or _looks_like_pickle(head):
         return [
             ("pickle", f"The file is a PyTorch pickle or a zip and is never opened; convert it: {CONVERT_COMMAND}"),
             ("format", "The file is a pickle or a zip, not safetensors; save it with PEFT's save_pretrained."),
@@ -46,6 +52,40 @@ def find_foreign_format(head: bytes) -> list[tuple[str, str]]:
     if head[257:262] == b"ustar":
         return [("format", "The file is a tar archive; upload the files it holds.")]
     return [("format", f"The file is {what}.") for magic, what in _FOREIGN if head.startswith(magic)][:1]
+
+
+def find_foreign_text(head: bytes) -> list[tuple[str, str]]:
+    """Recognise a file that should be text and is not.
+
+    Args:
+        head: the first `PEEK_BYTES` bytes of the file, or all of it.
+
+    Returns:
+        At most one pair of check name and what to do, as a message that follows the file's name.
+    """
+    if head.startswith(_LFS_PREFIX):
+        return [("lfs_pointer", "is a Git LFS pointer, not the content; run `git lfs pull` and upload again.")]
+    if head.startswith(_ZIP) or _looks_like_pickle(head):
+        return [("pickle", "is a pickle or a zip and is never opened; upload the text it should be.")]
+    if head.startswith(_ARCHIVES) or b"\0" in head:
+        return [("format", "is an archive or other binary data; upload the text it should be, in UTF-8.")]
+    return []
+
+
+def judge_side_files(files: Mapping[str, Path], findings: Findings) -> None:
+    """Judge the first bytes of the files that are kept unread (`pickle`, `lfs_pointer`, `format`)."""
+    for name, path in files.items():
+        if is_side_file(name):
+            with path.open("rb") as file:
+                judge_text(name, file.read(PEEK_BYTES), findings)
+
+
+def judge_text(name: str, head: bytes, findings: Findings) -> bool:
+    """Judge the first bytes of a file that should be text, and return whether they may be."""
+    foreign = find_foreign_text(head)
+    for check, message in foreign:
+        findings.fail(check, f"{name} {message}", name)
+    return not foreign
 
 
 def _looks_like_safetensors(head: bytes) -> bool:

@@ -245,6 +245,35 @@ def test_an_own_template_is_kept_with_notice_and_counts_in_the_digest(write_adap
     assert plan.digest != plain.digest
 
 
+SIDE_FILES = ["README.md", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"]
+
+
+@pytest.mark.parametrize("name", [*SIDE_FILES, "adapter_config.json"])
+@pytest.mark.parametrize(
+    ("content", "check"),
+    [
+        (b"\x80\x04\x95" + b"." * 64, "pickle"),
+        (b"PK\x03\x04" + b"x" * 30, "pickle"),
+        (b"\x1f\x8b\x08" + b"x" * 30, "format"),
+        (b"GGUF\x03\0\0\0", "format"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "lfs_pointer"),
+    ],
+    ids=["pickle", "zip", "gzip", "gguf", "lfs"],
+)
+def test_text_that_is_something_else_by_its_first_bytes_is_refused(
+    write_adapter: Write, base: BaseSpec, name: str, content: bytes, check: str
+) -> None:
+    report, plan = check_adapter(write_adapter(extra={name: content}), base)
+    assert (failures(report), plan) == ([(check, name)], None)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"<h1>GGUF</h1>", b"GGUF and BZh files", "é PK".encode()])
+def test_side_files_of_any_text_are_kept(write_adapter: Write, base: BaseSpec, content: bytes) -> None:
+    report, plan = check_adapter(write_adapter(extra=dict.fromkeys(SIDE_FILES, content)), base)
+    assert failures(report) == []
+    assert plan is not None
+
+
 def test_a_report_stays_short_whatever_a_file_holds(write_adapter: Write, encode: Make, base: BaseSpec) -> None:
     weights = {f"{'.lora_A' * 60}.{number}": np.zeros(1, "<f4") for number in range(20_000)}
     report, _ = check_adapter(write_adapter(weights=weights), base)
