@@ -83,11 +83,11 @@ class ArtifactClient:
     def _open(self, path: str) -> Iterator[httpx.Response]:
         with self._http.stream("GET", path) as response:
             if response.status_code == 404:
-                raise ArtifactMissingError(f"the registry has no {path}")
+                raise ArtifactMissingError
             if response.status_code >= 500:
-                raise _BusyError(f"the registry answered {response.status_code} for {path}")
+                raise _BusyError(f"it answered {response.status_code}")
             if response.status_code != 200:
-                raise ArtifactError(f"the registry answered {response.status_code} for {path}")
+                raise ArtifactError(f"the registry answered {response.status_code}")
             yield response
 
 
@@ -119,6 +119,6 @@ def _copy(response: httpx.Response, write: Callable[[bytes], int]) -> int:
     for chunk in response.iter_bytes():
         size += len(chunk)
         if size > _MAX_FILE_BYTES:
-            raise ArtifactError(f"{response.url.path} is larger than 8 GiB")
+            raise ArtifactError("a file of the artifact is larger than 8 GiB")
         write(chunk)
     return size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 import signal
@@ -30,11 +31,12 @@ from loraplex_engine.errors import DigestMismatchError
 from loraplex_engine.lora.disk import AdapterDisk, VerifiedAdapter
 from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob, PackedModule, plan_layout
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, TensorRef
-from loraplex_registry.wire.client import ArtifactClient
+from loraplex_registry.wire.client import ArtifactClient, ArtifactError, ArtifactMissingError
 
 Loaded = tuple[LoadDone, int] | LoadFailed
 """A packed adapter with the descriptor of its file, or why there is none."""
 
+_log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _MAX_LOADS = 4
 _PATIENCE_S = 0.005
@@ -86,8 +88,18 @@ def load(digest: str, disk: AdapterDisk, dtype: str) -> Loaded:
     except DigestMismatchError as error:
         return LoadFailed(digest, "verify", error.code, str(error), is_content=True)
     except Exception as error:  # noqa: BLE001 - a load that fails must not end the others in this process
-        message = f"The adapter could not be loaded: {str(error) or type(error).__name__}"
-        return LoadFailed(digest, stage, "adapter_loading", message, is_content=False)
+        _log.warning("%s could not be loaded: %r", digest, error)
+        return LoadFailed(digest, stage, "adapter_loading", _explain(error), is_content=False)
+
+
+def _explain(error: Exception) -> str:
+    """Say why a load failed as a client may read it: no paths, no routes; the log has those."""
+    if isinstance(error, ArtifactMissingError):
+        return "The registry does not have this adapter's files."
+    if isinstance(error, ArtifactError):
+        return "The registry does not answer."
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return f"The adapter could not be loaded: {reason or type(error).__name__}"
 
 
 def pack(digest: str, adapter: VerifiedAdapter, dtype: str) -> tuple[LoadDone, int]:

@@ -5,6 +5,7 @@ import mmap
 import os
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import TensorRef
 from loraplex_registry.wire.adapter import Manifest, ManifestFile
+from loraplex_registry.wire.client import ArtifactClient
 from support import write_adapter
 
 
@@ -179,8 +181,37 @@ def test_bytes_of_another_digest_never_reach_the_cache(base: Path, tmp_path: Pat
     assert list((tmp_path / "adapters").rglob("*.safetensors")) == []
 
 
-def test_adapter_that_no_registry_can_give_is_said_so(base: Path, tmp_path: Path) -> None:
+def test_adapter_that_no_registry_can_give_is_said_so(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     failed = load(f"sha256:{'0' * 64}", AdapterDisk(tmp_path, load_spec(base), None), "float32")
     assert isinstance(failed, LoadFailed)
-    assert "--registry-url" in failed.message
+    assert failed.message == "The registry does not answer."
+    assert "--registry-url" in caplog.text
     assert not failed.is_content
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (404, "The registry does not have this adapter's files."),
+        (403, "The registry does not answer."),
+        (200, "The registry does not answer."),
+    ],
+)
+def test_a_failed_fetch_is_told_without_internal_routes(base: Path, tmp_path: Path, answer: int, message: str) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(answer, content=b"?"))
+    client = ArtifactClient("http://registry", "key", transport=transport)
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)
+    result = load("sha256:" + "0" * 64, disk, "float32")
+    assert isinstance(result, LoadFailed)
+    assert (result.stage, result.code, result.message) == ("fetch", "adapter_loading", message)
+
+
+def test_a_disk_that_fails_is_told_without_its_paths(base: Path, tmp_path: Path) -> None:
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), ArtifactClient("http://registry", "key"))
+    (tmp_path / "adapters" / "sha256").write_bytes(b"")
+    result = load("sha256:" + "0" * 64, disk, "float32")
+    assert isinstance(result, LoadFailed)
+    assert str(tmp_path) not in result.message
+    assert "loaded: " in result.message
