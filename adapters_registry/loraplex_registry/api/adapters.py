@@ -22,7 +22,7 @@ from loraplex_registry.adapters.page import Page, build_page
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.adapters.view import AdapterView, show_adapter, show_version
 from loraplex_registry.api.caller import READ, WRITE, enter_tenant
-from loraplex_registry.api.reading import read_json, read_page_order, read_query
+from loraplex_registry.api.reading import read_json, read_number, read_page_order, read_query
 from loraplex_registry.api.sending import send_file
 from loraplex_registry.api.service import Call, Name, Number, Services, Work
 from loraplex_registry.api.upload import build_order
@@ -37,7 +37,7 @@ from loraplex_registry.errors import (
 from loraplex_registry.wire.adapter import ManifestFile, Report, VersionView
 
 _ADAPTER = "/{adapter:str}"
-_VERSION = _ADAPTER + "/versions/{number:int}"
+_VERSION = _ADAPTER + "/versions/{number:str}"
 
 
 class _StoredFile(ManifestFile, frozen=True):
@@ -121,14 +121,14 @@ class AdapterRoutes(Controller):
         """Show one version, retired ones too."""
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
-        return await _read_version(services, target, adapter, number)
+        return await _read_version(services, target, adapter, read_number(number))
 
     @get(_VERSION + "/report")
     async def show_report(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> Report:
         """Show the report of a version's checks."""
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
-        return (await _read_version(services, target, adapter, number)).report
+        return (await _read_version(services, target, adapter, read_number(number))).report
 
     @get(_VERSION + "/files/{name:str}")
     async def download(
@@ -138,7 +138,7 @@ class AdapterRoutes(Controller):
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
         async with services.database.read() as session:
-            version = await get_version(session, target, adapter, number)
+            version = await get_version(session, target, adapter, read_number(number))
         if version.state == "purged":
             raise RetiredError(f"version {number} is purged: its bytes are gone")
         for file in msgspec.convert(version.files, tuple[_StoredFile, ...]):
@@ -151,14 +151,14 @@ class AdapterRoutes(Controller):
         """Retire a version."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
-        return await services.lifecycle.retire(target, adapter, number, caller)
+        return await services.lifecycle.retire(target, adapter, read_number(number), caller)
 
     @post(_VERSION + "/restore", status_code=200)
     async def restore(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:
         """Make a retired version ready again."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
-        return await services.lifecycle.restore(target, adapter, number, caller)
+        return await services.lifecycle.restore(target, adapter, read_number(number), caller)
 
 
 async def _read_version(services: Services, tenant: TenantRef, adapter: str, number: int) -> VersionView:

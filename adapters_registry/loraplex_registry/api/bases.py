@@ -1,4 +1,4 @@
-"""Routes of base models: admins only."""
+"""Routes of base models: platform keys read them, admins that may write register them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loraplex_registry.adapters.lookup import list_bases
 from loraplex_registry.adapters.page import Page, build_page
 from loraplex_registry.adapters.view import BaseView, show_base
 from loraplex_registry.api.caller import check_admin
-from loraplex_registry.api.reading import read_json, read_page_order
+from loraplex_registry.api.reading import read_json, read_page_order, read_query
 from loraplex_registry.api.service import Call, Work
 from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.errors import InvalidRequestError
@@ -65,6 +65,7 @@ class BaseRoutes(Controller):
     async def register(self, request: Call, services: Work) -> Response[BaseView]:
         """Register a base; the same again changes nothing."""
         caller = check_admin(request, writes=True)
+        read_query(request)
         new = await read_json(request, _NewBase)
         base, is_new = await services.bases.register(new.build_spec(), caller)
         return Response(base, status_code=201 if is_new else 200)

@@ -13,6 +13,7 @@ from loraplex_registry.aliases import Precondition
 from loraplex_registry.errors import (
     InvalidJsonError,
     InvalidRequestError,
+    NotFoundError,
     UnknownParameterError,
     UnsupportedMediaTypeError,
 )
@@ -20,6 +21,7 @@ from loraplex_registry.peft.errors import JsonError
 from loraplex_registry.peft.strict_json import parse_json
 
 T = TypeVar("T")
+_NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 _ETAG = re.compile(r'\s*(W/)?"([^"]*)"\s*')
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
@@ -61,16 +63,39 @@ def read_flag(query: dict[str, str], name: str) -> bool:
     return value == "true"
 
 
+def read_number(text: str) -> int:
+    """Return the number of a version as a path spells it: each version has one path.
+
+    Raises:
+        NotFoundError: It is no number from 1 on, written plainly in ASCII.
+    """
+    if _NUMBER.fullmatch(text) is None:
+        raise NotFoundError("there is no such version: its number is 1 or more, in plain digits", param="version")
+    return int(text)
+
+
+def check_plain(request: Request[Any, Any, Any]) -> None:
+    """Return if the body's bytes are meant as they are.
+
+    Raises:
+        UnsupportedMediaTypeError: A Content-Encoding says otherwise.
+    """
+    encodings = request.headers.getall("content-encoding", [])
+    if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
+        raise UnsupportedMediaTypeError("send the body without Content-Encoding")
+
+
 async def read_json(request: Request[Any, Any, Any], kind: type[T]) -> T:
     """Return the JSON body as `kind`.
 
     Raises:
-        UnsupportedMediaTypeError: It is not sent as JSON.
+        UnsupportedMediaTypeError: It is not sent as JSON, or compressed.
         InvalidJsonError: It is not strict JSON: one value per key, among others.
         InvalidRequestError: A field is missing, unknown or of another type.
     """
     if request.content_type[0] not in ("application/json", "application/merge-patch+json", ""):
         raise UnsupportedMediaTypeError("send application/json")
+    check_plain(request)
     try:
         return msgspec.convert(parse_json(await request.body()), kind)
     except JsonError as error:

@@ -34,4 +34,5 @@ class Services:
 Call: TypeAlias = Request[Any, Any, Any]
 Work: TypeAlias = NamedDependency[Services]
 Name: TypeAlias = FromPath[str]
-Number: TypeAlias = FromPath[int]
+Number: TypeAlias = FromPath[str]
+"""A version's number as the path spells it; `read_number` reads it."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 from litestar import Request
 
 from loraplex_registry.adapters.tenant import TenantRef
-from loraplex_registry.api.reading import read_flag, read_query
+from loraplex_registry.api.reading import check_plain, read_flag, read_query
 from loraplex_registry.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
@@ -74,8 +74,7 @@ def _read_boundary(request: Request[Any, Any, Any]) -> str:
     kind, parameters = request.content_type
     if kind != "multipart/form-data":
         raise UnsupportedMediaTypeError("send multipart/form-data, one part `files` per file")
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise UnsupportedMediaTypeError("send the body without Content-Encoding")
+    check_plain(request)
     boundary = parameters.get("boundary", "").strip('"')
     if not 1 <= len(boundary) <= 200:
         raise InvalidRequestError("multipart/form-data needs a boundary", param="Content-Type")

@@ -106,6 +106,30 @@ async def test_numbers_that_no_column_holds_are_the_clients_mistake(
     assert moved.status_code in (400, 404)
 
 
+@pytest.mark.parametrize("number", ["01", "+1", "1%20", "%201", "\u0661", "1.0", "1_0", "0", "x"])
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_version_has_one_path(world: World, make_adapter: Any, number: str) -> None:
+    team = world.caller()
+    await team.upload(A, make_adapter(1))
+    for method, rest in (("GET", ""), ("GET", "/report"), ("GET", "/files/adapter_config.json"), ("DELETE", "")):
+        answer = await team(method, f"{A}/versions/{number}{rest}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), rest
+    assert (await team("POST", f"{A}/versions/{number}/restore")).status_code == 404
+    assert (await team("GET", f"{A}/versions/1")).status_code == 200
+
+
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("identity, br", 415), ("Identity", 200)])
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_body_that_says_it_is_compressed_is_refused(
+    world: World, make_adapter: Any, encoding: str, status: int
+) -> None:
+    team, headers = world.caller(), {"Content-Encoding": encoding}
+    await team.upload(A, make_adapter(1))
+    patched = await team("PATCH", A, json={"is_default": True}, headers=headers)
+    assert patched.status_code == status
+    assert (await team.upload(A, make_adapter(1), headers=headers)).status_code == status
+
+
 async def test_names_that_nobody_can_have_are_not_found(world: World) -> None:
     for name in ("a%00b", "%F0%9F%99%82", "x" * 3000):
         for path in (f"{T}/{name}", f"{T}/{name}/versions/1", f"{T}/{name}/aliases/live", f"{A}/aliases/{name}"):

@@ -61,7 +61,12 @@ async def test_bad_field_is_named(empty_world: World, change: dict[str, Any], pa
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_only_admins(world: World) -> None:
+async def test_an_unknown_parameter_is_refused(world: World) -> None:
+    answer = await world.caller(None, role="admin")("POST", BASES, json=_body(), params={"colour": "blue"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_parameter")
+
+
+async def test_only_platform_keys_read_and_only_admins_write(world: World) -> None:
     assert (await world.caller("team-a")("GET", BASES)).status_code == 403
     reader = world.caller(None, role="admin_readonly")
     assert (await reader("GET", BASES)).status_code == 200
