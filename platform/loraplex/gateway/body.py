@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -76,7 +76,19 @@ def parse_time(text: str, param: str) -> datetime:
         found: datetime = msgspec.convert(f"{text}T00:00:00Z" if len(text) == _DAY_LEN else text, _Aware)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"{param} is a time such as 2026-12-31T00:00:00Z", param=param) from error
-    return found
+    return to_utc(found, param)
+
+
+def to_utc(time: datetime, param: str) -> datetime:
+    """Return an aware instant in UTC.
+
+    Raises:
+        InvalidRequestError: It lies outside the calendar there.
+    """
+    try:
+        return time.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidRequestError(f"{param} lies outside the years 1 to 9999", param=param) from error
 
 
 def _explain(message: str) -> InvalidRequestError:

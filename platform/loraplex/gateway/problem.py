@@ -33,6 +33,7 @@ CODE_TO_STATUS = {
     "adapter_retired": 410,
     "precondition_failed": 412,
     "payload_too_large": 413,
+    "headers_too_large": 431,
     "unsupported_media_type": 415,
     "adapter_rejected": 422,
     "base_mismatch": 422,

@@ -119,7 +119,7 @@ class Generation:
     async def _pass_whole(self, answer: EngineAnswer, send: Send) -> None:
         body = await answer.read()
         await self._settle_answered(answer, None if answer.status < 400 else _read_code(body))
-        await self._start(answer, send)
+        await self._start(answer, send, {"content-length": str(len(body))})
         await _send_body(send, body, more=False)
 
     async def _pass_stream(self, answer: EngineAnswer, send: Send) -> None:
@@ -135,10 +135,10 @@ class Generation:
             await _send_body(send, _encode_event(event), more=True)
         raise ReplicaFailedError("The engine ended its answer in the middle; send the request again.")
 
-    async def _start(self, answer: EngineAnswer, send: Send) -> None:
+    async def _start(self, answer: EngineAnswer, send: Send, more: dict[str, str] | None = None) -> None:
         found = {name: answer.header(name) for name in _PASSED_HEADERS}
         passed = {name: value for name, value in found.items() if value is not None}
-        headers = passed | self._own_headers(is_stream=answer.is_stream)
+        headers = passed | self._own_headers(is_stream=answer.is_stream) | (more or {})
         self._has_started = True
         await send(
             {

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import uvicorn
 from litestar.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,19 +17,54 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from loraplex.gateway.drain import Drain
 
 _HEADERS_S = 10.0
+_MAX_HEADER_BYTES = 64 << 10
+_MAX_HEADERS = 100
 _BLOCKED_S = 30.0
+_REST_S = 5.0
 _KEEP_ALIVE_S = 75
 _LAST_EVENTS_S = 5
 _BACKLOG = 2048
 
 
+_BODY = msgspec.json.encode(
+    {
+        "error": {
+            "message": f"The headers of a request may have {_MAX_HEADER_BYTES} bytes and {_MAX_HEADERS} names.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "headers_too_large",
+        }
+    }
+)
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)
+
+
+class _HeadersRefusedError(Exception):
+    """Stops the parser; never leaves this module."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Ends connections whose client dawdles: ten seconds for a request's headers, thirty to read what is written.
+    """Bounds what uvicorn leaves open: headers in size and time, the time to read an answer, the body after a refusal.
 
     A client that does not read is cut off: closing would wait for the unread bytes and keep the descriptor for ever.
     """
 
     _blocked_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
+    _is_reading_body = False
+    _is_reading_headers = True
+    _num_header_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse headers that do not end: more bytes than the bound before they are complete."""
+        if self._is_reading_headers:
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._is_reading_headers and self._num_header_bytes > _MAX_HEADER_BYTES:
+            self._refuse_headers()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock."""
@@ -36,15 +72,46 @@ class BoundedProtocol(HttpToolsProtocol):
         self._headers_timer = self.loop.call_later(_HEADERS_S, transport.close)
 
     def on_message_begin(self) -> None:
-        """Start the clock anew for a later request of the connection."""
+        """Start clock and count anew for a later request of the connection."""
+        self._is_reading_headers, self._num_header_bytes = True, 0
         self._headers_timer.cancel()
         self._headers_timer = self.loop.call_later(_HEADERS_S, self.transport.close)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Stop the clock."""
+        """Stop the clock; refuse what is too much also where it came at once."""
         self._headers_timer.cancel()
+        self._is_reading_headers, self._is_reading_body = False, True
+        size = sum(len(name) + len(value) for name, value in self.headers) + len(self.url)
+        if size > _MAX_HEADER_BYTES or len(self.headers) > _MAX_HEADERS:
+            self._refuse_headers()
+            # the parser goes on with the rest of what has arrived unless it is stopped
+            raise _HeadersRefusedError
         super().on_headers_complete()
+
+    def _refuse_headers(self) -> None:
+        self._headers_timer.cancel()
+        self._is_reading_headers = False
+        if not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that cannot be parsed; one that was refused already has its answer."""
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def on_message_complete(self) -> None:
+        """Stop the clock of a body that its answer did not wait for."""
+        self._is_reading_body = False
+        self._stop_rest_timer()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Start the clock of a client that goes on sending a body after its answer, such as a refusal."""
+        super().on_response_complete()
+        if self._is_reading_body and not self.transport.is_closing():
+            self._rest_timer = self.loop.call_later(_REST_S, self.transport.abort)
 
     def pause_writing(self) -> None:
         """Start the clock of a client that has left much unread."""
@@ -64,7 +131,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """Stop the clocks."""
         self._headers_timer.cancel()
         self._stop_blocked_timer()
+        self._stop_rest_timer()
         super().connection_lost(exc)
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _stop_blocked_timer(self) -> None:
         if self._blocked_timer is not None:

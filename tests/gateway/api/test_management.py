@@ -416,3 +416,14 @@ class TestReports:
         assert all(event["tenant"] == "team-x" for event in events)
         assert key not in json.dumps(events)
         assert [event["at"] for event in events] == sorted((event["at"] for event in events), reverse=True)
+
+
+@pytest.mark.parametrize("param", ["from", "to"])
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+async def test_times_beyond_the_calendar_are_the_client_s_mistake(world: GatewayWorld, param: str, time: str) -> None:
+    check_error(await world.call("GET", "/api/v1/usage", params={param: time}), 400, "invalid_request_error", param)
+    await world.call("POST", TENANTS, json={"name": "team-x"})
+    if time.startswith("9999"):
+        body = {"name": "k", "scopes": ["infer"], "expires_at": time}
+        answer = await world.call("POST", f"{TENANTS}/team-x/keys", json=body)
+        check_error(answer, 400, "invalid_request_error", "expires_at")

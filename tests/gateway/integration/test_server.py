@@ -53,6 +53,33 @@ async def test_a_kept_connection_may_wait_but_not_dawdle(port: int) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param(b"x-long: " + b"a" * 200_000, id="one that never ends"),
+        pytest.param(b"x-long: " + b"a" * 70_000 + b"\r\n\r\n", id="one that is too long"),
+        pytest.param(b"".join(b"x-%d: 1\r\n" % i for i in range(200)) + b"\r\n", id="too many"),
+    ],
+)
+async def test_headers_beyond_the_bound_are_refused_and_the_connection_closed(port: int, headers: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\n" + headers)
+    async with asyncio.timeout(3):
+        assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+        with suppress(ConnectionError):
+            assert b"204" not in await reader.read()
+    writer.transport.abort()
+
+
+async def test_long_headers_within_the_bound_and_long_bodies_pass(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(3):
+        writer.write(b"POST / HTTP/1.1\r\ncontent-length: 300000\r\nx-long: " + b"a" * 50_000 + b"\r\n\r\n")
+        writer.write(b"b" * 300_000)
+        assert b"204" in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+
+
 async def flood(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     with suppress(TimeoutError):
@@ -90,3 +117,30 @@ async def test_draining_begins_at_once_and_expires_later() -> None:
         async with asyncio.timeout(3):
             await drain.wait_expired()
             await task
+
+
+async def refuse(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+async def test_body_that_goes_on_after_its_refusal_is_cut_off_and_a_short_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_REST_S", 0.4)
+    with bind("127.0.0.1", 0) as listening:
+        serving = GatewayServer(refuse, Drain(), 0)
+        task = asyncio.create_task(serving.serve(sockets=[listening]))
+        reader, writer = await asyncio.open_connection("127.0.0.1", listening.getsockname()[1])
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nb")
+        assert b"401" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"b")
+        await asyncio.sleep(0.6)
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\nb")
+        assert b"401" in await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(3):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.transport.abort()
+        serving.stop()
+        await task

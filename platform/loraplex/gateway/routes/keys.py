@@ -11,7 +11,7 @@ from litestar import Request, Router, delete, get, post
 from loraplex.db.database import Database
 from loraplex.errors import PermissionDeniedError
 from loraplex.gateway.authentication import get_target_id
-from loraplex.gateway.body import check_text, read_body
+from loraplex.gateway.body import check_text, read_body, to_utc
 from loraplex.gateway.directory import Directory
 from loraplex.gateway.paging import build_list, read_page, show_time
 from loraplex.gateway.permission import get_identity, require_scope
@@ -47,7 +47,7 @@ def build_key_router(database: Database, service: KeyService, directory: Directo
             owner=check_text(body.owner, "owner") or by.actor,
             scopes=_read_scopes(body),
             role=body.role or "tenant",
-            expires_at=body.expires_at,
+            expires_at=None if body.expires_at is None else to_utc(body.expires_at, "expires_at"),
         )
         await directory.refresh()
         return show_key(row) | {"key": text}
