@@ -1,6 +1,6 @@
 """Starts the core process, joins it by two sockets, and starts it again when it dies.
 
-`CoreProcess` owns the process, its sockets and their folder. Secrets go to the core through its standard input; the
+`CoreProcess` owns the process and its sockets. Secrets go to the core through its standard input; the
 kernel kills the core when the front dies, however that happens.
 """
 
@@ -11,9 +11,7 @@ import contextlib
 import ctypes
 import logging
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import zmq.asyncio
 from loraplex_engine.config import CoreLaunch
 from loraplex_engine.errors import StartupError
 from loraplex_engine.server.core_client import CoreClient
+from loraplex_engine.server.socket_folder import socket_folder
 from loraplex_engine.wire import messages
 
 _log = logging.getLogger(__name__)
@@ -104,13 +103,12 @@ class CoreProcess:
         Raises:
             StartupError: The first core could not load its model; its own words are the message.
         """
-        folder = Path(tempfile.mkdtemp(prefix="lpx-"))
-        context = zmq.asyncio.Context()
-        try:
-            await self._run_all(context, folder)
-        finally:
-            context.destroy(linger=0)
-            shutil.rmtree(folder, ignore_errors=True)
+        with socket_folder() as folder:
+            context = zmq.asyncio.Context()
+            try:
+                await self._run_all(context, folder)
+            finally:
+                context.destroy(linger=0)
 
     async def stop(self) -> None:
         """End the core: politely, then by force."""

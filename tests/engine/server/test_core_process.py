@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,7 +122,7 @@ async def test_a_core_that_speaks_nonsense_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_the_sockets_folder_goes_with_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_process.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     client = CoreClient()
     core = build_core(tmp_path, client)
     async with running(core, client):
