@@ -49,7 +49,11 @@ _NEUTRAL_CHAT = _NEUTRAL | {
     "modalities": (["text"],),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    # says how tools are called, and there are none
+    "parallel_tool_calls": (True, False),
 }
+_NEUTRAL_TOKENIZE = {name: _NEUTRAL_CHAT[name] for name in ("tools", "continue_final_message", "chat_template_kwargs")}
 _NEUTRAL_COMPLETION = _NEUTRAL | {"echo": (False,), "suffix": ("",)}
 # known to OpenAI's API or to engines of this kind, and not built here
 # fmt: off
@@ -106,7 +110,7 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
 
 def read_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     """Return the checked request of /v1/tokenize. Raises as above."""
-    request = _convert(_with_messages(body), TokenizeRequest, {})
+    request = _convert(_with_messages(body), TokenizeRequest, _NEUTRAL_TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Send either `prompt` or `messages`.", param="prompt")
     return request

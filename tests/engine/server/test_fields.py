@@ -97,7 +97,8 @@ def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], n
         ("modalities", ["audio"]),
         ("reasoning_effort", "low"),
         ("functions", [{}]),
-        ("parallel_tool_calls", True),
+        ("parallel_tool_calls", 1),
+        ("chat_template_kwargs", {"enable_thinking": False}),
         ("web_search_options", {}),
         ("logprobs", 0),
     ],
@@ -106,6 +107,25 @@ def test_chat_fields_that_are_not_built_are_refused(name: str, value: Any) -> No
     with pytest.raises(UnsupportedParameterError) as refusal:
         read_chat(CHAT | {name: value})
     assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("parallel_tool_calls", True),
+        ("parallel_tool_calls", False),
+        ("chat_template_kwargs", {}),
+        ("tools", []),
+        ("response_format", {"type": "text"}),
+    ],
+)
+def test_chat_fields_whose_value_changes_nothing_are_accepted(name: str, value: Any) -> None:
+    assert read_chat(CHAT | {name: value}) == read_chat(CHAT)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tools", []), ("chat_template_kwargs", {})])
+def test_tokenize_takes_what_changes_no_prompt(name: str, value: Any) -> None:
+    assert read_tokenize(CHAT | {name: value}) == read_tokenize(CHAT)
 
 
 @pytest.mark.parametrize(("name", "value"), [("echo", True), ("logprobs", 0), ("suffix", "x"), ("best_of", 2)])
