@@ -9,9 +9,11 @@ from typing import Any
 
 import msgspec
 from litestar import Request
+from litestar.exceptions import InternalServerException
 
 from loraplex_engine.errors import (
     BodyTimeoutError,
+    ClientGoneError,
     InvalidRequestError,
     MediaTypeError,
     PayloadTooLargeError,
@@ -45,11 +47,14 @@ async def read_json(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """Return the body as a strict JSON object.
 
     Raises:
-        MediaTypeError, PayloadTooLargeError, BodyTimeoutError, InvalidJsonError: As their names say.
+        MediaTypeError, PayloadTooLargeError, BodyTimeoutError, InvalidJsonError, ClientGoneError: As their names say.
     """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise MediaTypeError
+    encodings = request.headers.getall("content-encoding", [])
+    if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
+        raise MediaTypeError("Send the body without Content-Encoding.")
     return decode_object(await _read_body(request))
 
 
@@ -63,6 +68,9 @@ async def _read_body(request: Request[Any, Any, Any]) -> bytes:
                 body += await anext(chunks)
         except StopAsyncIteration:
             return bytes(body)
+        except InternalServerException as error:
+            # the framework's word for a client that left before its body was whole
+            raise ClientGoneError from error
         except TimeoutError as error:
             raise BodyTimeoutError from error
         if len(body) > MAX_BODY_BYTES:
