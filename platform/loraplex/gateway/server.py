@@ -92,9 +92,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse_headers(self) -> None:
         self._headers_timer.cancel()
         self._is_reading_headers = False
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        # an answer to an earlier request of the connection must not be written into
+        if self.cycle is None or self.cycle.response_complete:
             self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that cannot be parsed; one that was refused already has its answer."""
