@@ -18,6 +18,9 @@ from loraplex_registry.errors import SettingError
 __all__ = ["PREFIX", "SETTINGS", "Setting", "SettingError", "check_names", "read_settings"]
 PREFIX = "LORAPLEX_"
 _INJECTED_BY_KUBERNETES = re.compile(r".*_SERVICE_HOST|.*_PORT(_.*)?|.*_SERVICE_PORT(_.*)?")
+_OF_TESTS = ("LORAPLEX_TEST_PG", "LORAPLEX_TEST_REDIS", "LORAPLEX_TEST_REQUIRE", "LORAPLEX_TEST_CASES")
+"""Read by the project's tests alone; a part that runs under them has nothing to say about them."""
+
 _MAX_TYPO_DISTANCE = 2
 _log = logging.getLogger(__name__)
 
@@ -153,7 +156,7 @@ def check_names(environ: Mapping[str, str]) -> None:
 
 
 def _is_known(name: str) -> bool:
-    return name in _NAME_TO_SETTING or name.removesuffix("_FILE") in _NAME_TO_SETTING
+    return name in _OF_TESTS or name in _NAME_TO_SETTING or name.removesuffix("_FILE") in _NAME_TO_SETTING
 
 
 def _read(environ: Mapping[str, str], setting: Setting) -> str | None:

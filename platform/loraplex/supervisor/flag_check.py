@@ -25,4 +25,10 @@ async def check_engine_flags(flags: Sequence[str], env: dict[str, str]) -> None:
     )
     _, errors = await process.communicate()
     if process.returncode != 0:
-        raise UpError(errors.decode(errors="replace").strip().removeprefix(_PREFIX))
+        raise UpError(_find_sentence(errors.decode(errors="replace").strip()))
+
+
+def _find_sentence(errors: str) -> str:
+    """Return what the engine says of itself; warnings of its settings may stand before it."""
+    said = [line.removeprefix(_PREFIX) for line in errors.splitlines() if line.startswith(_PREFIX)]
+    return "\n".join(said) or errors

@@ -77,7 +77,7 @@ def test_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 async def test_flag_that_is_not_built_is_refused_by_the_engines_sentence() -> None:
     await check_engine_flags(("--max-loras", "4"), dict(os.environ))
     with pytest.raises(UpError, match=r"^--quantization is 'fp8'.*not built yet\.$"):
-        await check_engine_flags(("--quantization", "fp8"), dict(os.environ))
+        await check_engine_flags(("--quantization", "fp8"), dict(os.environ) | {"LORAPLEX_UNHEARD_OF": "1"})
 
 
 async def test_platform_that_is_stopped_while_it_starts_ends_with_130(
