@@ -70,17 +70,19 @@ class LoaderProcess:
         try:
             while self._pipe is not None and self._pipe.poll(0):
                 result: LoadResult = _decode(self._pipe.recv_bytes())
-                self._in_flight.discard(result.digest)
                 results.append(self._map(result) if isinstance(result, LoadDone) else result)
+                # only now: a process that dies between the facts and the descriptor still owes this result
+                self._in_flight.discard(result.digest)
                 self._num_deaths = 0
-        except (EOFError, OSError):
+        except (EOFError, OSError, RuntimeError):
             self._bury()
         return results
 
     def _map(self, facts: LoadDone) -> PackedAdapter | LoadFailed:
         assert self._pipe is not None
+        descriptor = recv_handle(self._pipe)
         try:
-            return map_packed(facts, recv_handle(self._pipe))
+            return map_packed(facts, descriptor)
         except (OSError, ValueError) as error:
             message = f"Host memory failed: {error}"
             return LoadFailed(facts.digest, "pack", "adapter_loading", message, is_content=False)

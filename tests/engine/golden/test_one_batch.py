@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines import EngineWorld
+from engines import EngineWorld, text_ids
 from loraplex_engine.bases.pull import pull
 from support import write_adapter
 
@@ -72,3 +72,18 @@ def test_profiler_sees_the_same_linears_whatever_the_mix(shared: Shared, num_ada
     shared.decode_together([*([None] * (6 - num_adapters)), *shared.digests[:num_adapters]])
     assert shared.count_linears() == NUM_LAYERS * LINEARS_PER_LAYER + 1
     shared.stop()
+
+
+def test_adapter_that_overflows_ends_its_own_request_alone(shared: Shared, tiny_llama: Path, tmp_path: Path) -> None:
+    world = shared.world
+    huge = world.put(write_adapter(tmp_path / "huge", tiny_llama, std=1e30, seed=9))
+    prompts = {None: [3, 4, 5], shared.digests[1]: [6, 7, 8], huge: [3, 4, 5]}
+    alone = {d: text_ids(next(iter(world.run([world.request(ids, d, 6)]).values()))) for d, ids in prompts.items()}
+    requests = {digest: world.request(ids, digest, 6) for digest, ids in prompts.items()}
+    events = world.run(list(requests.values()))
+    last = {digest: events[request.request_id][-1] for digest, request in requests.items()}
+    assert last[huge].error is not None
+    assert last[huge].error.code == "adapter_output_invalid"
+    for digest in (None, shared.digests[1]):
+        assert last[digest].error is None
+        assert text_ids(events[requests[digest].request_id]) == alone[digest]
