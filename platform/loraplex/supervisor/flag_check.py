@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from loraplex.supervisor.errors import UpError
 
 _PREFIX = "loraplex engine: "
+_CHECK_S = 60
 
 
 async def check_engine_flags(flags: Sequence[str], env: dict[str, str]) -> None:
@@ -23,7 +24,13 @@ async def check_engine_flags(flags: Sequence[str], env: dict[str, str]) -> None:
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, errors = await process.communicate()
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            _, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise UpError(f"The engine did not judge its flags within {_CHECK_S} s; try again.") from None
     if process.returncode != 0:
         raise UpError(_find_sentence(errors.decode(errors="replace").strip()))
 
