@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.module_group import GROUPS
+from loraplex_engine.core.module_group import LAYER_GROUPS
 from loraplex_engine.ops import activation, attention, norm, rotary
 from loraplex_engine.ops.linear import PackedLinear
 from loraplex_engine.ops.lora.lora import lora_add
@@ -56,7 +56,7 @@ class Base:
     def _load(self, slot: int, rank: int) -> None:
         for layer in range(LAYERS):
             for group, shape in SHAPES.items():
-                for i_slice in range(len(GROUPS[group])):
+                for i_slice in range(len(LAYER_GROUPS[group])):
                     a = torch.randn(rank, shape.in_features).to(self.dtype) / 100
                     b = torch.randn(rank, shape.out_features[i_slice]).to(self.dtype) / 100
                     self.table.set_module(slot, layer, group, i_slice, a, b, 2.0)

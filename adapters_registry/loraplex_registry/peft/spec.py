@@ -56,20 +56,46 @@ class TensorRef(msgspec.Struct, frozen=True):
 
 
 class LoraModule(msgspec.Struct, frozen=True):
-    """One base module under LoRA: y += scaling * (x A^T) B^T with a [rank, in_features], b [out_features, rank]."""
+    """One base module under LoRA: y += scaling * (x A^T) B^T with a [rank, in_features], b [out_features, rank].
+
+    On an embedding `in_features` is the vocabulary, `out_features` the width. `is_transposed`: both matrices are stored
+    the other way round, as a head finds them that takes its LoRA from the embedding it is tied to. `magnitude`
+    [out_features] makes it DoRA; `bias` [out_features] is the LoRA layer's own (`lora_bias`), scaled like the product.
+    """
 
     path: str
     rank: int
     scaling: float
     a: TensorRef
     b: TensorRef
+    magnitude: TensorRef | None = None
+    bias: TensorRef | None = None
+    is_transposed: bool = False
+
+
+class SavedTensor(msgspec.Struct, frozen=True):
+    """A trained tensor that stands in place of the base's: a module's weight, or its bias."""
+
+    path: str
+    ref: TensorRef
+
+
+class TokenRows(msgspec.Struct, frozen=True):
+    """Trained rows [len(token_ids), width] that replace those of an embedding or head, in the tensor's order."""
+
+    path: str
+    token_ids: tuple[int, ...]
+    ref: TensorRef
 
 
 class AdapterPlan(msgspec.Struct, frozen=True):
-    """An accepted adapter: its identity and every module with the rank and scaling in effect.
+    """An accepted adapter: its identity and everything that it changes, as it takes effect on this base.
 
     `rank` is the largest of the modules' ranks, `target_modules` their leaf names (`q_proj`), sorted, `config` the
-    honoured fields with defaults filled, `modules` sorted by path in natural order of layers.
+    honoured fields with defaults filled, `modules` sorted by path in natural order of layers. Weight tying is resolved:
+    what changes the head stands under `lm_head`, also where its tensor is the embedding's. `invocation_ids` are the
+    tokens from whose last occurrence in the prompt on the adapter acts (aLoRA); empty: everywhere. `dropped` names the
+    file's copies of base matrices, equal to the base's and needed by nobody.
     """
 
     digest: str
@@ -79,3 +105,8 @@ class AdapterPlan(msgspec.Struct, frozen=True):
     target_modules: tuple[str, ...]
     num_parameters: int
     modules: tuple[LoraModule, ...]
+    weights: tuple[SavedTensor, ...] = ()
+    biases: tuple[SavedTensor, ...] = ()
+    token_rows: tuple[TokenRows, ...] = ()
+    invocation_ids: tuple[int, ...] = ()
+    dropped: tuple[str, ...] = ()

@@ -17,7 +17,11 @@ ALIGNMENT = 64
 
 
 class PackedModule(msgspec.Struct, frozen=True, array_like=True):
-    """One module of a packed adapter; starts are byte offsets."""
+    """One module of a packed adapter; starts are byte offsets, -1 where it has no such vector or matrix.
+
+    y = g * (y + scaling * (x A^T) B) + c. Rank 0: no A and B, only the epilogue. An embedding's A is stored
+    [vocabulary, rank], so that a token's row is a gather. g and c are float32 [out_features], whatever the dtype.
+    """
 
     layer: int
     group: int
@@ -28,6 +32,29 @@ class PackedModule(msgspec.Struct, frozen=True, array_like=True):
     out_features: int
     a_start: int
     b_start: int
+    g_start: int = -1
+    c_start: int = -1
+
+
+class PackedNorm(msgspec.Struct, frozen=True, array_like=True):
+    """The gain of a norm that stands in place of the base's, [width] in the model's dtype."""
+
+    path: str
+    width: int
+    start: int
+
+
+class PackedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows [num_rows, width] in the model's dtype in place of those of the embedding or the head.
+
+    `token_ids` says which rows, all different; empty: all of them, in order.
+    """
+
+    group: int
+    token_ids: tuple[int, ...]
+    num_rows: int
+    width: int
+    start: int
 
 
 class LoadJob(msgspec.Struct, frozen=True, tag="job"):
@@ -46,6 +73,9 @@ class LoadDone(msgspec.Struct, frozen=True, tag="done"):
     fetch_s: float
     verify_s: float
     pack_s: float
+    norms: tuple[PackedNorm, ...] = ()
+    rows: tuple[PackedRows, ...] = ()
+    invocation_ids: tuple[int, ...] = ()
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="failed"):

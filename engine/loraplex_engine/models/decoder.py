@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from loraplex_engine.core.inputs import StepInputs
-from loraplex_engine.core.module_group import GROUPS
+from loraplex_engine.core.module_group import EMBEDDING_GROUP, HEAD_GROUP, LAYER_GROUPS
 from loraplex_engine.kv.cache import KVCache
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_path
@@ -25,7 +25,7 @@ from loraplex_engine.ops.norm import add_rms_norm, head_rms_norm, rms_norm
 from loraplex_engine.ops.rotary import rope_and_store
 from loraplex_engine.weights.source import WeightSource
 
-LINEARS_PER_LAYER = len(GROUPS)
+LINEARS_PER_LAYER = len(LAYER_GROUPS)
 _GROUP_FOLDER = {"qkv": "self_attn", "o": "self_attn", "gate_up": "mlp", "down": "mlp"}
 
 
@@ -37,6 +37,8 @@ def lora_shapes(config: ModelConfig) -> dict[str, GroupShape]:
         "o": GroupShape(q_size, (hidden,)),
         "gate_up": GroupShape(hidden, (inner, inner)),
         "down": GroupShape(inner, (hidden,)),
+        EMBEDDING_GROUP: GroupShape(config.vocab_size, (hidden,)),
+        HEAD_GROUP: GroupShape(hidden, (config.vocab_size,)),
     }
 
 
@@ -51,7 +53,7 @@ class TensorReader:
 
     def read_linear(self, layer: int, group: str) -> PackedLinear:
         """One group of a layer's linears as a single product, their rows one below the other."""
-        paths = [layer_path(layer, f"{_GROUP_FOLDER[group]}.{leaf}") for leaf in GROUPS[group]]
+        paths = [layer_path(layer, f"{_GROUP_FOLDER[group]}.{leaf}") for leaf in LAYER_GROUPS[group]]
         bias = self._read_fused([f"{path}.bias" for path in paths]) if self._has_bias(group) else None
         return PackedLinear(self._read_fused([f"{path}.weight" for path in paths]), bias)
 
@@ -76,7 +78,7 @@ class DecoderLayer:
 
     def __init__(self, reader: TensorReader, layer: int) -> None:
         self.window = reader.config.windows[layer]
-        self.linears = {group: reader.read_linear(layer, group) for group in GROUPS}
+        self.linears = {group: reader.read_linear(layer, group) for group in LAYER_GROUPS}
         self.input_norm = reader.read_vector(layer_path(layer, "input_layernorm"))
         self.post_norm = reader.read_vector(layer_path(layer, "post_attention_layernorm"))
         self.head_norms: tuple[Tensor, Tensor] | None = None

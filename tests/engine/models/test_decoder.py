@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from loraplex_engine.core.module_group import GROUPS
+from loraplex_engine.core.module_group import LAYER_GROUPS
 from support_models import PagedModel, load_paged, load_reference, reference_logits
 
 TOLERANCE = 1e-4
@@ -116,7 +116,7 @@ def _set_random_adapter(model: PagedModel, slot: int, rank: int) -> Deltas:
     torch.manual_seed(slot)
     deltas: Deltas = {}
     for layer in range(model.decoder.config.num_layers):
-        for group, leaves in GROUPS.items():
+        for group, leaves in LAYER_GROUPS.items():
             shape = model.table.shapes[group]
             for index, leaf in enumerate(leaves):
                 a = 0.2 * torch.randn(rank, shape.in_features)

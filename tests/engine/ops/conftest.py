@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.module_group import GROUPS
+from loraplex_engine.core.module_group import LAYER_GROUPS
 from loraplex_engine.ops.dispatch import Kernels, select_kernels
 from loraplex_engine.ops.lora.table import GroupShape, LoraTable
 from loraplex_engine.ops.native.build import native_status
@@ -154,13 +154,15 @@ SHAPES = {
     "o": GroupShape(50, (37,)),
     "gate_up": GroupShape(37, (67, 67)),
     "down": GroupShape(67, (600,)),
+    "embedding": GroupShape(90, (37,)),
+    "head": GroupShape(37, (90,)),
 }
 
 
 def make_adapter(ranks: dict[str, int], dtype: torch.dtype) -> Adapter:
     """An adapter with a rank for each module it targets, by PEFT's names."""
     adapter = Adapter()
-    for group, names in GROUPS.items():
+    for group, names in LAYER_GROUPS.items():
         for i_slice, name in enumerate(names):
             if rank := ranks.get(name, 0):
                 a = torch.randn(rank, SHAPES[group].in_features).to(dtype)
@@ -173,7 +175,7 @@ def make_table(num_slots: int, dtype: torch.dtype, num_layers: int = 1) -> LoraT
     return LoraTable(num_slots, num_layers, SHAPES, max_rank=64, dtype=dtype)
 
 
-ALL_MODULES = tuple(name for names in GROUPS.values() for name in names)
+ALL_MODULES = tuple(name for names in LAYER_GROUPS.values() for name in names)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from loraplex_engine.core.module_group import GROUPS
+from loraplex_engine.core.module_group import LAYER_GROUPS
 from loraplex_engine.ops import naive
 from loraplex_engine.ops.lora import naive as lora_naive
 from loraplex_engine.ops.lora.segment import build_segments
@@ -163,7 +163,7 @@ def test_lora_agrees_with_naive(kernels, adapter, lora_table, assert_close, dtyp
 
 
 def _names() -> list[str]:
-    return [name for names in GROUPS.values() for name in names]
+    return [name for names in LAYER_GROUPS.values() for name in names]
 
 
 @dtypes

@@ -16,7 +16,7 @@ def test_a_module_is_found_by_address_rank_and_scaling(lora_table):
     a, b = torch.randn(4, 37), torch.randn(4, 18)
     table.set_module(2, 1, "qkv", 1, a, b, 0.5)
     place = (2, 1, GROUP_INDEX["qkv"], 1)
-    assert table.entries[place].tolist() == [a.data_ptr(), b.data_ptr(), 4]
+    assert table.entries[place].tolist() == [a.data_ptr(), b.data_ptr(), 4, 0, 0]
     assert table.scalings[place] == 0.5
     assert table.occupied.tolist() == [0, 0, 1]
     assert table.entries[..., 2].sum() == 4

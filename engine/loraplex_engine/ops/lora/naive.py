@@ -21,7 +21,7 @@ def lora_shrink(x: Tensor, table: LoraTable, layer: int, group: str, segments: S
     for slot, rows in segments.spans():
         for i_slice in range(len(GROUPS[group])):
             module = table.find_module(slot, layer, group, i_slice)
-            if module is not None:
+            if module is not None and module.a is not None:
                 column = i_slice * table.max_rank
                 product = _wide(x[rows]) @ _wide(module.a).T
                 v[begin : begin + len(rows), column : column + module.rank] = product
@@ -36,7 +36,7 @@ def lora_expand(v: Tensor, y: Tensor, table: LoraTable, layer: int, group: str, 
     for slot, rows in segments.spans():
         for i_slice, (offset, width) in enumerate(zip(shape.offsets, shape.out_features, strict=True)):
             module = table.find_module(slot, layer, group, i_slice)
-            if module is not None:
+            if module is not None and module.b is not None:
                 column = i_slice * table.max_rank
                 product = v[begin : begin + len(rows), column : column + module.rank] @ _wide(module.b)
                 columns = slice(offset, offset + width)

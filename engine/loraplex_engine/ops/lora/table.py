@@ -1,5 +1,8 @@
 """Where the kernels find the weights of each slot: pointers, ranks and scalings per (slot, layer, group, slice).
 
+Beside A and B a module may have two float32 vectors, with which expand becomes `y = g * (y + scaling * v B) + c`:
+DoRA and trained biases. A module of rank 0 has them alone.
+
 `LoraTable` is written by the bank only (`set_module`, `clear`) and read by the LoRA kernels; it keeps the tensors it
 points to alive. Persistent for the life of the engine, so a captured graph may hold it. Knows no digests.
 """
@@ -13,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.module_group import GROUP_INDEX, GROUPS, MAX_SLICES
+from loraplex_engine.core.module_group import EMBEDDING_GROUP, GROUP_INDEX, GROUPS, MAX_SLICES
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,20 @@ class GroupShape:
 class LoraModule:
     """One module of one adapter as the kernels use it."""
 
-    a: Tensor
-    """[r, K]"""
-    b: Tensor
-    """[r, O]"""
+    a: Tensor | None
+    """[r, K]; of an embedding [K, r], K the vocabulary. None: rank 0, the epilogue alone."""
+    b: Tensor | None
+    """[r, O]; None where `a` is."""
     scaling: float
+    g: Tensor | None = None
+    """[O] float32, the epilogue's factor; None: 1."""
+    c: Tensor | None = None
+    """[O] float32, the epilogue's summand; None: 0."""
 
     @property
     def rank(self) -> int:
         """R of this module alone."""
-        return self.a.shape[0]
+        return 0 if self.b is None else self.b.shape[0]
 
 
 class LoraTable:
@@ -75,21 +82,30 @@ class LoraTable:
         self.dtype = dtype
         cells = (num_slots, num_layers, len(GROUPS), MAX_SLICES)
         # a load writes hundreds of cells between two steps: through numpy that is 1 us each, through torch 15
-        self._host_entries = np.zeros((*cells, 3), dtype=np.int64)
+        self._host_entries = np.zeros((*cells, 5), dtype=np.int64)
         self._host_scalings = np.full(cells, np.nan, dtype=np.float32)
         self.entries = torch.from_numpy(self._host_entries).to(device)
-        """[N, L, 4, 3, 3] int64: address of A, address of B, rank; rank 0 where the slot has no module."""
+        """[N, L, groups, slices, 5] int64: address of A, of B, rank, address of g, of c; all 0 where there is none."""
         self.scalings = torch.from_numpy(self._host_scalings).to(device)
-        """[N, L, 4, 3] float32; NaN where the slot has no module."""
+        """[N, L, groups, slices] float32; NaN where the slot has no module."""
         self.occupied = torch.zeros(num_slots, dtype=torch.int8, device=device)
         """[N] int8: 1 where the slot holds an adapter. A row that names another slot is an error, never a base row."""
         self.features = torch.tensor([self._feature_rows(group) for group in GROUPS], dtype=torch.int64, device=device)
-        """[4, 3, 3] int64 per (group, slice): first output column, output columns, input columns."""
+        """[groups, slices, 3] int64 per (group, slice): first output column, output columns, input columns."""
         self._shares_memory = self.entries.device.type == "cpu"
         self._modules: list[dict[tuple[int, str, int], LoraModule]] = [{} for _ in range(num_slots)]
 
     def set_module(
-        self, slot: int, layer: int, group: str, slice_index: int, a: Tensor, b: Tensor, scaling: float
+        self,
+        slot: int,
+        layer: int,
+        group: str,
+        slice_index: int,
+        a: Tensor | None,
+        b: Tensor | None,
+        scaling: float,
+        g: Tensor | None = None,
+        c: Tensor | None = None,
     ) -> None:
         """Point (slot, layer, group, slice) at an adapter's matrices; the table keeps them alive.
 
@@ -98,14 +114,17 @@ class LoraTable:
             layer: in [0, L).
             group: key of `GROUPS`.
             slice_index: index into `GROUPS[group]`.
-            a: [r, K] contiguous, 1 <= r <= max_rank.
-            b: [r, O of the slice] contiguous (transposed with respect to the file).
+            a: [r, K] contiguous, 1 <= r <= max_rank; of an embedding [K, r]; None for rank 0.
+            b: [r, O of the slice] contiguous (transposed with respect to the file); None where `a` is.
             scaling: the module's own factor.
+            g: [O] float32 contiguous, or None.
+            c: [O] float32 contiguous, or None.
         """
-        self._check_matrices(group, slice_index, a, b)
+        module = LoraModule(a, b, scaling, g, c)
+        self._check_module(group, slice_index, module)
         row = (slot, layer, GROUP_INDEX[group], slice_index)
-        self._modules[slot][layer, group, slice_index] = LoraModule(a, b, scaling)
-        self._host_entries[row] = a.data_ptr(), b.data_ptr(), a.shape[0]
+        self._modules[slot][layer, group, slice_index] = module
+        self._host_entries[row] = _address(a), _address(b), module.rank, _address(g), _address(c)
         self._host_scalings[row] = scaling
         if not self._shares_memory:
             self.entries[row] = torch.from_numpy(self._host_entries[row])
@@ -143,13 +162,30 @@ class LoraTable:
         rows = [(o, n, shape.in_features) for o, n in zip(shape.offsets, shape.out_features, strict=True)]
         return rows + [(0, 0, 0)] * (MAX_SLICES - len(rows))
 
-    def _check_matrices(self, group: str, slice_index: int, a: Tensor, b: Tensor) -> None:
+    def _check_module(self, group: str, slice_index: int, module: LoraModule) -> None:
         shape = self.shapes[group]
-        rank = a.shape[0]
-        assert 1 <= rank <= self.max_rank, f"rank {rank} is outside 1..{self.max_rank}"
-        assert a.shape == (rank, shape.in_features), f"A of {group}[{slice_index}] has shape {tuple(a.shape)}"
-        assert b.shape == (rank, shape.out_features[slice_index]), f"B of {group}[{slice_index}]: {tuple(b.shape)}"
-        for matrix in (a, b):
-            assert matrix.dtype is self.dtype, f"{matrix.dtype} in a table of {self.dtype}"
-            assert matrix.device == self.entries.device, f"a matrix on {matrix.device}"
-            assert matrix.is_contiguous(), "A and B must be contiguous"
+        in_features, out_features = shape.in_features, shape.out_features[slice_index]
+        where = f"{group}[{slice_index}]"
+        assert (module.a is None) == (module.b is None), f"{where} has half a pair"
+        if module.a is not None and module.b is not None:
+            rank = module.rank
+            assert 1 <= rank <= self.max_rank, f"rank {rank} is outside 1..{self.max_rank}"
+            a_shape = (in_features, rank) if group == EMBEDDING_GROUP else (rank, in_features)
+            self._check_tensor(f"A of {where}", module.a, a_shape, self.dtype)
+            self._check_tensor(f"B of {where}", module.b, (rank, out_features), self.dtype)
+        for name, vector in (("g", module.g), ("c", module.c)):
+            if vector is not None:
+                self._check_tensor(f"{name} of {where}", vector, (out_features,), torch.float32)
+
+    def _check_tensor(self, name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        if self.dtype is torch.float64:
+            # the ground truth of tests keeps everything in float64
+            dtype = torch.float64
+        assert tensor.shape == shape, f"{name} has shape {tuple(tensor.shape)}, not {shape}"
+        assert tensor.dtype is dtype, f"{name} is {tensor.dtype}, not {dtype}"
+        assert tensor.device == self.entries.device, f"{name} lies on {tensor.device}"
+        assert tensor.is_contiguous(), f"{name} must be contiguous"
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

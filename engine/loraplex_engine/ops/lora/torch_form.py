@@ -64,7 +64,7 @@ def _active_modules(table: LoraTable, layer: int, group: str, i_slice: int, segm
 
 def _shrink_slice(rows: Tensor, modules: list[Span], v: Tensor) -> None:
     """One product over all ranks side by side, of which each row keeps its own module's columns."""
-    product = (rows @ torch.cat([module.a for module, _, _ in modules]).T).float()
+    product = (rows @ torch.cat([module.a for module, _, _ in modules if module.a is not None]).T).float()
     column = 0
     for module, begin, end in modules:
         v[begin:end, : module.rank] = product[begin:end, column : column + module.rank]
@@ -80,5 +80,5 @@ def _expand_slice(ranks: Tensor, modules: list[Span], y: Tensor) -> Tensor:
         placed[begin:end, column : column + module.rank] = module.scaling * ranks[begin:end, : module.rank]
         own[begin:end] = True
         column += module.rank
-    product = (placed @ torch.cat([module.b for module, _, _ in modules])).float()
+    product = (placed @ torch.cat([module.b for module, _, _ in modules if module.b is not None])).float()
     return torch.where(own, (y.float() + product).to(y.dtype), y)

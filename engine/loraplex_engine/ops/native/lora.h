@@ -17,7 +17,7 @@ constexpr int64_t kParallelProducts = 32768;  // products from which a second th
 
 // What one launch needs; all arrays are borrowed.
 struct LoraLaunch {
-  const int64_t* entries;   // [N, L, groups, slices, 3]: address of A, address of B, rank
+  const int64_t* entries;   // [N, L, groups, slices, 5]: addresses of A and B, rank, addresses of g and c
   const float* scalings;    // [N, L, groups, slices]
   const int64_t* features;  // [slices, 3]: first output column, output columns, input columns
   const int32_t* rows;      // [T_lora]
@@ -47,7 +47,7 @@ struct LoraPlan {
 
 inline void plan_module(const LoraLaunch& l, int64_t segment, int64_t slice, LoraPlan& plan) {
   const int64_t cell = l.cell(segment, slice);
-  const int64_t* entry = l.entries + cell * 3;
+  const int64_t* entry = l.entries + cell * 5;
   const int64_t rank = entry[2], width = l.features[slice * 3 + 1];
   if (rank == 0) return;
   LoraTask task{nullptr, rank, 0, 0, 0, 0, slice * l.max_rank, l.features[slice * 3], width, l.scalings[cell]};
