@@ -61,7 +61,6 @@ def test_stored_tensor_becomes_the_float32_that_torch_reads(name: str, dtype: to
         ("model.layers.3.mlp.down_proj", (3, 3, 0)),
         ("model.layers.0.self_attn.qkv_proj", None),
         ("model.norm", None),
-        ("lm_head", None),
     ],
 )
 def test_module_paths_have_one_place_or_none(path: str, place: tuple[int, int, int] | None) -> None:
