@@ -16,11 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from loraplex_engine.core.inputs import StepInputs
+from loraplex_engine.core.inputs import AdapterRows, StepInputs
 from loraplex_engine.core.request import NO_SLOT
 from loraplex_engine.kv.cache import KVCache, build_kv_cache
 from loraplex_engine.models.config import load_config
 from loraplex_engine.models.decoder import Decoder, lora_shapes
+from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.segment import build_segments
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.weights.source import WeightSource
@@ -132,6 +133,7 @@ class PagedModel:
     decoder: Decoder
     cache: KVCache
     table: LoraTable
+    replacements: Replacements
     block_size: int
     free: list[int] = field(default_factory=list)
 
@@ -144,7 +146,7 @@ class PagedModel:
     def step(self, *work: tuple[Running, int]) -> list[Tensor]:
         """Compute the next n tokens of each request in one forward pass; logits [n, V] of each."""
         inputs = self._build_inputs(work)
-        logits = self.decoder.logits(self.decoder.forward(inputs, self.cache))
+        logits = self.decoder.logits(self.decoder.forward(inputs, self.cache), inputs.adapters)
         for sequence, count in work:
             sequence.num_computed += count
         return list(torch.split(logits, [count for _, count in work]))
@@ -162,9 +164,13 @@ class PagedModel:
             ),
             query_start=starts.to(torch.int32),
             context_len=torch.tensor([span.stop for _, span in spans], dtype=torch.int32),
-            segments=build_segments([s.slot for s, count in work for _ in range(count)]),
-            table=self.table,
+            adapters=self._find_adapters([s.slot for s, count in work for _ in range(count)]),
         )
+
+    def _find_adapters(self, slot_of_row: list[int]) -> AdapterRows | None:
+        segments = build_segments(slot_of_row)
+        slots = tuple(sorted(set(slot_of_row) - {NO_SLOT}))
+        return None if segments is None else AdapterRows(segments, slots, self.table, self.replacements)
 
     def _cell(self, sequence: Running, position: int) -> int:
         return sequence.block_ids[position // self.block_size] * self.block_size + position % self.block_size
@@ -181,4 +187,4 @@ def load_paged(
         tensor.fill_(torch.nan)
     table = LoraTable(num_slots, config.num_layers, lora_shapes(config), max_rank=16, dtype=dtype)
     scattered = [(7 * index) % num_blocks for index in range(num_blocks)]
-    return PagedModel(decoder, cache, table, block_size, scattered)
+    return PagedModel(decoder, cache, table, Replacements(num_slots), block_size, scattered)

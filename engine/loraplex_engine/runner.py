@@ -7,10 +7,12 @@ import itertools
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.inputs import StepInputs
+from loraplex_engine.core.inputs import AdapterRows, StepInputs
+from loraplex_engine.core.request import NO_SLOT
 from loraplex_engine.core.step import PlannedRow, StepPlan, StepResult
 from loraplex_engine.kv.cache import KVCache
 from loraplex_engine.models.decoder import Decoder
+from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.segment import build_segments
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.sampling import mask_endings, sample
@@ -20,11 +22,18 @@ class ModelRunner:
     """One model with its KV tensors and adapter table."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, table: LoraTable, block_size: int, eos_token_ids: tuple[int, ...]
+        self,
+        model: Decoder,
+        cache: KVCache,
+        table: LoraTable,
+        replacements: Replacements,
+        block_size: int,
+        eos_token_ids: tuple[int, ...],
     ) -> None:
         self._model = model
         self._cache = cache
         self._table = table
+        self._replacements = replacements
         self._block_size = block_size
         self._eos_token_ids = eos_token_ids
 
@@ -32,16 +41,17 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all rows of the plan in one forward pass and sample those that reached their last token."""
         gemms_before = self._model.base_gemm_calls
-        hidden = self._model.forward(self._build_inputs(plan), self._cache)
+        slot_of_row = _slots(plan)
+        hidden = self._model.forward(self._build_inputs(plan, slot_of_row), self._cache)
         num_gemms = self._model.base_gemm_calls - gemms_before
         wanted, row_indices = _wanted_rows(plan)
         if not row_indices:
             return StepResult({}, num_base_gemms=num_gemms)
-        return self._read(wanted, self._model.logits(hidden[row_indices]), num_gemms)
+        adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
+        return self._read(wanted, self._model.logits(hidden[row_indices], adapters), num_gemms)
 
-    def _build_inputs(self, plan: StepPlan) -> StepInputs:
+    def _build_inputs(self, plan: StepPlan, slot_of_row: list[int]) -> StepInputs:
         rows = plan.rows
-        slot_of_row = list(itertools.chain.from_iterable([row.request.slot] * row.num_tokens for row in rows))
         counts = [row.num_tokens for row in rows]
         positions = list(itertools.chain.from_iterable(range(row.start, row.stop) for row in rows))
         token_ids = list(itertools.chain.from_iterable(row.request.token_ids(row.start, row.stop) for row in rows))
@@ -52,9 +62,16 @@ class ModelRunner:
             block_tables=_pad([row.request.block_ids for row in rows]),
             query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
             context_len=torch.tensor([row.stop for row in rows], dtype=torch.int32),
-            segments=build_segments(slot_of_row),
-            table=self._table,
+            adapters=self._find_adapters(slot_of_row),
         )
+
+    def _find_adapters(self, slot_of_row: list[int]) -> AdapterRows | None:
+        segments = build_segments(slot_of_row)
+        if segments is None:
+            return None
+        slots = tuple(sorted(set(slot_of_row) - {NO_SLOT}))
+        replacements = self._replacements if self._replacements.has_any(slots) else None
+        return AdapterRows(segments, slots, self._table, replacements)
 
     def _cells(self, row: PlannedRow) -> list[int]:
         size, block_ids = self._block_size, row.request.block_ids
@@ -85,6 +102,15 @@ class ModelRunner:
             [len(rows[index].request.output_ids) for index in valid],
         )
         return {rows[i].request.request_id: token for i, token in zip(valid, token_ids, strict=True)}, invalid
+
+
+def _slots(plan: StepPlan) -> list[int]:
+    """Slot of each token of the step; an adapter that is invoked in the prompt acts from there on."""
+    slots: list[int] = []
+    for row in plan.rows:
+        num_before = min(row.num_tokens, max(0, row.request.adapter_start - row.start))
+        slots += [NO_SLOT] * num_before + [row.request.slot] * (row.num_tokens - num_before)
+    return slots
 
 
 def _wanted_rows(plan: StepPlan) -> tuple[list[PlannedRow], list[int]]:

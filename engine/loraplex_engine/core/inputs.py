@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from loraplex_engine.ops.lora.replacement import Replacements
     from loraplex_engine.ops.lora.segment import Segments
     from loraplex_engine.ops.lora.table import LoraTable
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Which rows of a pass use which slot, and what the slots hold."""
+
+    segments: Segments
+    slots: tuple[int, ...]
+    """The slots of `segments`, on the host."""
+    table: LoraTable
+    replacements: Replacements | None
+    """None: no slot of these rows replaces anything of the base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +39,4 @@ class StepInputs:
     block_tables: Tensor  # [Q, max blocks] int32, padded with 0
     query_start: Tensor  # [Q + 1] int32
     context_len: Tensor  # [Q] int32, positions computed including this step
-    segments: Segments | None  # None: no row has an adapter
-    table: LoraTable | None
+    adapters: AdapterRows | None  # None: no row has an adapter

@@ -28,6 +28,7 @@ from loraplex_engine.metrics import EngineMetrics
 from loraplex_engine.models.config import ModelConfig, load_config
 from loraplex_engine.models.decoder import LINEARS_PER_LAYER, Decoder, lora_shapes
 from loraplex_engine.ops.linear import probe_row_invariance
+from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.ops.native.build import NativeStatus, native_status
 from loraplex_engine.runner import ModelRunner
@@ -97,12 +98,13 @@ def build_engine(
     table = LoraTable(
         config.max_loras, loaded.config.num_layers, lora_shapes(loaded.config), config.max_lora_rank, loaded.dtype
     )
-    runner = _build_runner(config, loaded, table, num_blocks)
+    replacements = Replacements(config.max_loras)
+    runner = _build_runner(config, loaded, table, replacements, num_blocks)
     on_progress("computing a first step")
     _warm_up(runner)
     loader = build_loader(loaded.spec, loaded.dtype_name)
     facts = _describe(config, loaded, num_blocks, max_model_len)
-    return _join(config, facts, runner, DeviceBank(table), loader)
+    return _join(config, facts, runner, DeviceBank(table, replacements), loader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,9 @@ def _load_base(config: EngineConfig, on_progress: Callable[[str], None]) -> _Loa
     return _LoadedBase(spec, model_config, model, max_model_len, dtype, probe_row_invariance(model.linears), ops)
 
 
-def _build_runner(config: EngineConfig, loaded: _LoadedBase, table: LoraTable, num_blocks: int) -> ModelRunner:
+def _build_runner(
+    config: EngineConfig, loaded: _LoadedBase, table: LoraTable, replacements: Replacements, num_blocks: int
+) -> ModelRunner:
     model_config = loaded.config
     cache = build_kv_cache(
         model_config.num_layers,
@@ -149,7 +153,7 @@ def _build_runner(config: EngineConfig, loaded: _LoadedBase, table: LoraTable, n
         model_config.head_dim,
         loaded.dtype,
     )
-    return ModelRunner(loaded.model, cache, table, config.block_size, model_config.eos_token_ids)
+    return ModelRunner(loaded.model, cache, table, replacements, config.block_size, model_config.eos_token_ids)
 
 
 def _warm_up(runner: ModelRunner) -> None:

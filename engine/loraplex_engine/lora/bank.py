@@ -13,18 +13,20 @@ from torch import Tensor
 
 from loraplex_engine.core.module_group import GROUP_NAMES
 from loraplex_engine.lora.packed import PackedAdapter, PackedModule
+from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 
 
 class DeviceBank:
     """Binds packed adapters to slots of one table."""
 
-    def __init__(self, table: LoraTable) -> None:
+    def __init__(self, table: LoraTable, replacements: Replacements) -> None:
         self.table = table
+        self.replacements = replacements
 
     def bind(self, slot_id: int, adapter: PackedAdapter) -> None:
         """Make the slot answer with this adapter, replacing what it held."""
-        self.table.clear(slot_id)
+        self.clear(slot_id)
         for module, a, b in self._matrices(adapter):
             self.table.set_module(
                 slot_id, module.layer, GROUP_NAMES[module.group], module.slice_id, a, b, module.scaling
@@ -33,6 +35,7 @@ class DeviceBank:
     def clear(self, slot_id: int) -> None:
         """Make the slot hold nothing."""
         self.table.clear(slot_id)
+        self.replacements.clear(slot_id)
 
     def _matrices(self, adapter: PackedAdapter) -> Iterator[tuple[PackedModule, Tensor, Tensor]]:
         dtype = self.table.dtype

@@ -6,13 +6,16 @@ knows rows, cells and slots, neither requests nor adapters' names.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from loraplex_engine.core.inputs import StepInputs
+from loraplex_engine.core.inputs import AdapterRows, StepInputs
 from loraplex_engine.core.module_group import EMBEDDING_GROUP, HEAD_GROUP, LAYER_GROUPS
 from loraplex_engine.kv.cache import KVCache
+from loraplex_engine.models.adapted import adapt_embedding, adapt_scores, own_gain
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_path
 from loraplex_engine.models.rope import build_cos_sin
@@ -42,6 +45,13 @@ def lora_shapes(config: ModelConfig) -> dict[str, GroupShape]:
     }
 
 
+class Norm(NamedTuple):
+    """A norm of the base: its module path and its gain."""
+
+    path: str
+    gain: Tensor
+
+
 class TensorReader:
     """Reads modules of one base into the model's dtype and device."""
 
@@ -57,9 +67,9 @@ class TensorReader:
         bias = self._read_fused([f"{path}.bias" for path in paths]) if self._has_bias(group) else None
         return PackedLinear(self._read_fused([f"{path}.weight" for path in paths]), bias)
 
-    def read_vector(self, path: str) -> Tensor:
-        """The gain of a norm; a copy, so that a few bytes do not keep a page of the mapping each."""
-        return self.weights.read(f"{path}.weight", self.dtype).clone().to(self.device)
+    def read_norm(self, path: str) -> Norm:
+        """A norm; its gain is a copy, so that a few bytes do not keep a page of the mapping each."""
+        return Norm(path, self.weights.read(f"{path}.weight", self.dtype).clone().to(self.device))
 
     def read_matrix(self, path: str) -> Tensor:
         """Embedding or head: a view of the mapping where the file has the model's dtype."""
@@ -79,12 +89,12 @@ class DecoderLayer:
     def __init__(self, reader: TensorReader, layer: int) -> None:
         self.window = reader.config.windows[layer]
         self.linears = {group: reader.read_linear(layer, group) for group in LAYER_GROUPS}
-        self.input_norm = reader.read_vector(layer_path(layer, "input_layernorm"))
-        self.post_norm = reader.read_vector(layer_path(layer, "post_attention_layernorm"))
-        self.head_norms: tuple[Tensor, Tensor] | None = None
+        self.input_norm = reader.read_norm(layer_path(layer, "input_layernorm"))
+        self.post_norm = reader.read_norm(layer_path(layer, "post_attention_layernorm"))
+        self.head_norms: tuple[Norm, Norm] | None = None
         if reader.config.has_qk_norm:
             q_norm, k_norm = (layer_path(layer, f"self_attn.{name}") for name in ("q_norm", "k_norm"))
-            self.head_norms = (reader.read_vector(q_norm), reader.read_vector(k_norm))
+            self.head_norms = (reader.read_norm(q_norm), reader.read_norm(k_norm))
 
 
 class Decoder:
@@ -114,7 +124,7 @@ class Decoder:
         """Calls of base linears in layers since the start; the head is not counted."""
         reader = TensorReader(config, weights, dtype, self.device)
         self.layers = [DecoderLayer(reader, layer) for layer in range(config.num_layers)]
-        self.final_norm = reader.read_vector(FINAL_NORM)
+        self.final_norm = reader.read_norm(FINAL_NORM)
         self.embedding = reader.read_matrix(EMBEDDING)
         self.head = PackedLinear(self.embedding if config.is_tied else reader.read_matrix(HEAD))
         weights.release_all()
@@ -134,18 +144,28 @@ class Decoder:
             The normalised hidden states, [T, E].
         """
         residual = functional.embedding(inputs.token_ids, self.embedding)
-        x = rms_norm(residual, self.layers[0].input_norm, self.config.rms_norm_eps)
+        if inputs.adapters is not None:
+            adapt_embedding(residual, inputs.token_ids, inputs.adapters)
+        eps = self.config.rms_norm_eps
+        x = rms_norm(residual, _gain(self.layers[0].input_norm, inputs), eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             x = self._attend(index, x, inputs, kv)
-            x = add_rms_norm(x, residual, layer.post_norm, self.config.rms_norm_eps)
+            x = add_rms_norm(x, residual, _gain(layer.post_norm, inputs), eps)
             x = self._feed_forward(index, x, inputs)
-            x = add_rms_norm(x, residual, next_norm, self.config.rms_norm_eps)
+            x = add_rms_norm(x, residual, _gain(next_norm, inputs), eps)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """The scores of every token: [Q, E] to [Q, V], float32 (float64 in a float64 model)."""
+    def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
+        """The scores of every token: [Q, E] to [Q, V], float32 (float64 in a float64 model).
+
+        Args:
+            hidden: rows of what `forward` returned, [Q, E].
+            adapters: which of these Q rows uses which adapter; None: none does.
+        """
         scores = self.head(hidden)
+        if adapters is not None:
+            adapt_scores(scores, hidden, adapters)
         return scores if scores.dtype is torch.float64 else scores.float()
 
     def _attend(self, index: int, x: Tensor, inputs: StepInputs, kv: KVCache) -> Tensor:
@@ -153,7 +173,8 @@ class Decoder:
         k_cache, v_cache = kv.k[index], kv.v[index]
         qkv = self._project(index, "qkv", x, inputs)
         if layer.head_norms is not None:
-            head_rms_norm(qkv, *layer.head_norms, config.rms_norm_eps, config.num_heads, config.num_kv_heads)
+            q_gain, k_gain = (_gain(norm, inputs) for norm in layer.head_norms)
+            head_rms_norm(qkv, q_gain, k_gain, config.rms_norm_eps, config.num_heads, config.num_kv_heads)
         q = rope_and_store(
             qkv,
             inputs.positions,
@@ -183,7 +204,10 @@ class Decoder:
         """One base linear for all rows, plus each row's own adapter."""
         y = self.layers[index].linears[group](x)
         self.base_gemm_calls += 1
-        if inputs.segments is not None:
-            assert inputs.table is not None
-            lora_add(x, y, inputs.table, index, group, inputs.segments)
+        if inputs.adapters is not None:
+            lora_add(x, y, inputs.adapters.table, index, group, inputs.adapters.segments)
         return y
+
+
+def _gain(norm: Norm, inputs: StepInputs) -> Tensor:
+    return own_gain(norm.path, norm.gain, len(inputs.token_ids), inputs.adapters)

@@ -20,6 +20,7 @@ from loraplex_engine.lora.packed import LoadFailed, PackedAdapter
 from loraplex_engine.lora.worker import load, read_tensor, to_bfloat16
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.decoder import lora_shapes
+from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import TensorRef
@@ -78,7 +79,7 @@ def test_bound_adapter_holds_the_file_s_numbers_in_the_model_s_dtype(
     (adapter,) = loader.take_finished()
     assert isinstance(adapter, PackedAdapter)
     config = ModelConfig.from_hf(json.loads((base / "config.json").read_text()))
-    bank = DeviceBank(LoraTable(2, config.num_layers, lora_shapes(config), 8, dtype))
+    bank = DeviceBank(LoraTable(2, config.num_layers, lora_shapes(config), 8, dtype), Replacements(2))
     bank.bind(1, adapter)
     _, plan = check_adapter({f.name: f for f in folder.iterdir()}, load_spec(base))
     assert plan is not None

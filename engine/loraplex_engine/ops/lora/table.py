@@ -9,7 +9,7 @@ points to alive. Persistent for the life of the engine, so a captured graph may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -152,6 +152,10 @@ class LoraTable:
         if not modules:
             raise IndexError(f"slot {slot} is empty; a row must never point to it")
         return modules.get((layer, group, slice_index))
+
+    def targets(self, group: str, layer: int, slots: Iterable[int]) -> bool:
+        """Whether any of the slots changes something in a group of a layer."""
+        return bool(self._host_entries[list(slots), layer, GROUP_INDEX[group]].any())
 
     def width(self, group: str) -> int:
         """Columns of shrink's result for a group: `max_rank` for each slice."""
