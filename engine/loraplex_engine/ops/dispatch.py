@@ -29,6 +29,7 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     head_rms_norm: Callable[[Tensor, Tensor, Tensor, float, int, int], None]
     silu_and_mul: Callable[[Tensor], Tensor]
+    plain_linear: Callable[[Tensor, Tensor], Tensor]
     rope_and_store: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
     lora_shrink: Callable[..., Tensor]
@@ -43,6 +44,7 @@ def _naive_kernels() -> Kernels:
         add_rms_norm=naive.add_rms_norm,
         head_rms_norm=naive.head_rms_norm,
         silu_and_mul=naive.silu_and_mul,
+        plain_linear=naive.plain_linear,
         rope_and_store=naive.rope_and_store,
         paged_attention=naive.paged_attention,
         lora_shrink=lora_naive.lora_shrink,
@@ -55,6 +57,7 @@ def _torch_kernels() -> Kernels:
     return replace(
         _naive_kernels(),
         name="torch",
+        plain_linear=torch_form.plain_linear,
         paged_attention=torch_form.paged_attention,
         lora_shrink=lora_torch_form.lora_shrink,
         lora_expand=lora_torch_form.lora_expand,
@@ -72,6 +75,7 @@ def _cpu_kernels() -> Kernels:
         add_rms_norm=ops.add_rms_norm.default,
         head_rms_norm=ops.head_rms_norm.default,
         silu_and_mul=ops.silu_and_mul.default,
+        plain_linear=ops.plain_linear.default,
         rope_and_store=ops.rope_and_store.default,
         paged_attention=ops.paged_attention.default,
         lora_shrink=lora_native.lora_shrink,

@@ -1,4 +1,4 @@
-"""The one seam through which every base linear goes.
+"""The one seam through which every base linear goes, and `plain_linear` for what adapters put in the place of one.
 
 `PackedLinear` owns the only copy of its weight: in oneDNN's blocked layout where a probe proves that the private torch
 ops for it work here, else as it is. `probe_row_invariance` says whether this machine keeps the promise that a row's
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from loraplex_engine.ops.dispatch import kernels_for
 
 # NOTE: one layout must serve every number of rows. A hint of 1 gives float32 a layout for matrix-vector products, with
 # which 2 to 128 rows took up to twice as long (Zen 4, 576 x 3072); hints of 16, 128, 512 and none gave the same times.
@@ -55,6 +57,22 @@ class PackedLinear:
         if self.is_packed:
             return _apply_packed(x, self._weight, self._bias)
         return functional.linear(x, self._weight, self._bias)
+
+
+def plain_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply rows by a weight as it lies in a file: the head, or some rows of it, that one adapter brings along.
+
+    *Semantics*: `y = x W^T`, accumulated in float32 in an order that depends on K alone, rounded once. A row's bits do
+    not depend on the other rows, nor on which rows of W there are (except in the torch form).
+
+    Args:
+        x: rows, [n, K] contiguous.
+        weight: [O, K] contiguous, in the dtype of `x`.
+
+    Returns:
+        A new tensor [n, O].
+    """
+    return kernels_for(x).plain_linear(x, weight)
 
 
 @functools.cache

@@ -23,6 +23,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale).to(x.dtype) * weight
 
 
+def plain_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `linear.plain_linear`."""
+    wide = _accumulate_dtype(x.dtype)
+    return (x.to(wide) @ weight.to(wide).T).to(x.dtype)
+
+
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `norm.add_rms_norm`."""
     residual.add_(x)
@@ -35,8 +41,9 @@ def head_rms_norm(
     """See `norm.head_rms_norm`."""
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, -1)
     q, k = heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads]
-    q.copy_(rms_norm(q, q_weight, eps))
-    k.copy_(rms_norm(k, k_weight, eps))
+    # one gain for every head of a row
+    q.copy_(rms_norm(q, q_weight.unsqueeze(-2), eps))
+    k.copy_(rms_norm(k, k_weight.unsqueeze(-2), eps))
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise each row by its root mean square.
 
     *Semantics*: `y = round(x / sqrt(mean(x^2) + eps)) * weight`, the mean in float32, rounded to the dtype of `x`
-    before the weight is applied (as transformers does).
+    before the weight is applied (as transformers does). Bits are the same whether rows share a gain or have equal ones.
 
     Args:
         x: rows, [T, E].
-        weight: gain, [E].
+        weight: gain, [E], or one for each row, [T, E].
         eps: added to the mean square.
 
     Returns:
@@ -32,7 +32,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     Args:
         x: output of the block before, [T, E]; not changed.
         residual: residual stream, [T, E]; updated in place.
-        weight: gain, [E].
+        weight: gain, [E], or one for each row, [T, E].
         eps: added to the mean square.
 
     Returns:
@@ -48,8 +48,8 @@ def head_rms_norm(
 
     Args:
         qkv: [T, (H + 2 G) * D]: queries, keys, values; queries and keys are updated in place.
-        q_weight: gain of the query heads, [D].
-        k_weight: gain of the key heads, [D].
+        q_weight: gain of the query heads, [D], or one for each row, [T, D].
+        k_weight: gain of the key heads, [D] or [T, D].
         eps: added to the mean square.
         num_heads: H.
         num_kv_heads: G.

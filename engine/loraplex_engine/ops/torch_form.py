@@ -1,7 +1,7 @@
-"""Attention in plain torch without a compiler: one request at a time, all its rows at once.
+"""Attention and the plain linear in torch, without a compiler: one request at a time, all its rows at once.
 
-The norms, the activation and the rotary embedding of the naive form are as good as torch gets; only what loops there
-has a form of its own here. Correct within tolerance, but not row-invariant to the bit.
+The norms, the activation and the rotary embedding of the naive form are as good as torch gets; only what loops or
+widens a whole matrix there has a form of its own here. Correct within tolerance, but not row-invariant to the bit.
 """
 
 from __future__ import annotations
@@ -9,6 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+def plain_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """See `linear.plain_linear`."""
+    return functional.linear(x, weight)
 
 
 def paged_attention(

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.module_group import LAYER_GROUPS
+from loraplex_engine.core.module_group import EMBEDDING_GROUP, GROUPS
 from loraplex_engine.ops.dispatch import Kernels, select_kernels
-from loraplex_engine.ops.lora.table import GroupShape, LoraTable
+from loraplex_engine.ops.lora.table import GroupShape, LoraModule, LoraTable
 from loraplex_engine.ops.native.build import native_status
 
 # largest error over largest true value
@@ -139,13 +139,26 @@ def paged() -> Callable[..., PagedBatch]:
 
 @dataclass
 class Adapter:
-    """The modules of one adapter for one layer: (group, slice) to A, B and scaling."""
+    """The modules of one adapter for one layer, by (group, slice)."""
 
-    modules: dict[tuple[str, int], tuple[Tensor, Tensor, float]] = field(default_factory=dict)
+    modules: dict[tuple[str, int], LoraModule] = field(default_factory=dict)
 
     def put(self, table: LoraTable, slot: int, layer: int = 0) -> None:
-        for (group, i_slice), (a, b, scaling) in self.modules.items():
-            table.set_module(slot, layer, group, i_slice, a, b, scaling)
+        for (group, i_slice), m in self.modules.items():
+            table.set_module(slot, layer, group, i_slice, m.a, m.b, m.scaling, m.g, m.c)
+
+    def double(self) -> Adapter:
+        return Adapter({place: _map(module, Tensor.double) for place, module in self.modules.items()})
+
+    def fill(self, value: float) -> None:
+        """Overwrite all matrices and vectors."""
+        for module in self.modules.values():
+            _map(module, lambda tensor: tensor.fill_(value))
+
+
+def _map(module: LoraModule, change: Callable[[Tensor], Tensor]) -> LoraModule:
+    a, b, g, c = (None if t is None else change(t) for t in (module.a, module.b, module.g, module.c))
+    return LoraModule(a, b, module.scaling, g, c)
 
 
 # widths that are multiples of nothing, and one wider than a task's columns
@@ -159,27 +172,31 @@ SHAPES = {
 }
 
 
-def make_adapter(ranks: dict[str, int], dtype: torch.dtype) -> Adapter:
-    """An adapter with a rank for each module it targets, by PEFT's names."""
+def make_adapter(ranks: dict[str, int], dtype: torch.dtype, vectors: str = "") -> Adapter:
+    """An adapter with a rank for each module it targets, by PEFT's names, and the vectors named: any of `g` and `c`."""
     adapter = Adapter()
-    for group, names in LAYER_GROUPS.items():
+    for group, names in GROUPS.items():
         for i_slice, name in enumerate(names):
-            if rank := ranks.get(name, 0):
-                a = torch.randn(rank, SHAPES[group].in_features).to(dtype)
-                b = torch.randn(rank, SHAPES[group].out_features[i_slice]).to(dtype)
-                adapter.modules[group, i_slice] = (a, b, 0.25 + torch.rand(()).item())
+            rank = ranks.get(name, 0)
+            if rank or (name in ranks and vectors):
+                adapter.modules[group, i_slice] = make_module(group, i_slice, rank, dtype, vectors)
     return adapter
 
 
-def make_table(num_slots: int, dtype: torch.dtype, num_layers: int = 1) -> LoraTable:
-    return LoraTable(num_slots, num_layers, SHAPES, max_rank=64, dtype=dtype)
+def make_module(group: str, i_slice: int, rank: int, dtype: torch.dtype, vectors: str) -> LoraModule:
+    inputs, outputs = SHAPES[group].in_features, SHAPES[group].out_features[i_slice]
+    a = torch.randn(*((inputs, rank) if group == EMBEDDING_GROUP else (rank, inputs))).to(dtype)
+    b = torch.randn(rank, outputs).to(dtype)
+    g, c = (torch.randn(outputs) if vector in vectors else None for vector in "gc")
+    return LoraModule(a if rank else None, b if rank else None, 0.25 + torch.rand(()).item(), g, c)
 
 
-ALL_MODULES = tuple(name for names in LAYER_GROUPS.values() for name in names)
+def make_table(num_slots: int, dtype: torch.dtype, num_layers: int = 1, max_rank: int = 64) -> LoraTable:
+    return LoraTable(num_slots, num_layers, SHAPES, max_rank, dtype)
 
 
 @pytest.fixture
-def adapter() -> Callable[[dict[str, int], torch.dtype], Adapter]:
+def adapter() -> Callable[..., Adapter]:
     return make_adapter
 
 

@@ -149,12 +149,12 @@ def test_lora_agrees_with_naive(kernels, adapter, lora_table, assert_close, dtyp
     for slot in {slot for slot in slots if slot >= 0}:
         one = adapter({name: rank or random.choice([0, 3, 16, 33, 64]) for name in _names()} | {"q_proj": 5}, dtype)
         one.put(table, slot)
-        for (group, i_slice), (a, b, scaling) in one.modules.items():
-            wide.set_module(slot, 0, group, i_slice, a.double(), b.double(), scaling)
+        one.double().put(wide, slot)
     segments = build_segments(slots)
     if segments is None:
         return
-    for group, shape in table.shapes.items():
+    for group in LAYER_GROUPS:
+        shape = table.shapes[group]
         x, y = torch.randn(rows, shape.in_features).to(dtype), torch.randn(rows, sum(shape.out_features)).to(dtype)
         truth = y.double()
         lora_naive.lora_add(x.double(), truth, wide, 0, group, segments)
@@ -175,9 +175,101 @@ def test_shrink_keeps_float32_and_the_exact_rank(kernels, adapter, lora_table, d
     assert v.dtype is torch.float32
     assert v.shape == (1, 3 * 64)
     for column, rank, i_slice in ((0, 3, 0), (128, 20, 2)):
-        truth = x[1].double() @ one.modules["qkv", i_slice][0].double().T
+        truth = x[1].double() @ one.modules["qkv", i_slice].a.double().T
         tolerance = 1e-4 if dtype is torch.float32 else 5e-2
         torch.testing.assert_close(v[0, column : column + rank].double(), truth, rtol=tolerance, atol=tolerance)
+
+
+RANKS = [0, 1, 2, 3, 5, 15, 16, 17, 31, 63, 64, 65, 100, 128, 129, 200, 255, 256]
+
+
+@dtypes
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("vectors", ["", "g", "c", "gc"])
+def test_every_rank_and_epilogue_agrees_with_naive(kernels, adapter, lora_table, assert_close, dtype, rank, vectors):
+    table, wide = (lora_table(4, t, max_rank=256) for t in (dtype, torch.float64))
+    for slot, modules in enumerate(([*_names(), "lm_head", "embed_tokens"], ["k_proj", "up_proj", "lm_head"])):
+        one = adapter(dict.fromkeys(modules, rank) | {"o_proj": 7, "embed_tokens": rank or 1}, dtype, vectors)
+        one.put(table, slot)
+        one.double().put(wide, slot)
+    table.clear(3)
+    segments = build_segments([1, -1, 0, 1, 1, 0, -1, 1, 1])
+    for group in (*LAYER_GROUPS, "head"):
+        shape = table.shapes[group]
+        x, y = torch.randn(9, shape.in_features).to(dtype), torch.randn(9, sum(shape.out_features)).to(dtype)
+        truth = y.double()
+        lora_naive.lora_add(x.double(), truth, wide, 0, group, segments)
+        kernels(dtype).lora_add(x, y, table, 0, group, segments)
+        assert_close(y, truth)
+    v, y = torch.full((7, 256), torch.nan), torch.randn(9, 37).to(dtype)
+    for begin, (slot, rows) in zip(segments.starts.tolist(), segments.spans(), strict=False):
+        a = table.find_module(slot, 0, "embedding", 0).a
+        v[begin : begin + len(rows), : a.shape[1]] = a[rows].float()
+    truth = y.double()
+    lora_naive.lora_expand(v.double(), truth, wide, 0, "embedding", segments)
+    kernels(dtype).lora_expand(v, y, table, 0, "embedding", segments)
+    assert_close(y, truth)
+
+
+@dtypes
+@pytest.mark.parametrize("spoiled", [torch.inf, 1.0], ids=["infinite", "finite"])
+def test_rows_without_a_module_keep_their_bits(kernels, adapter, lora_table, dtype, spoiled):
+    table = lora_table(3, dtype)
+    adapter({"k_proj": 4}, dtype, "gc").put(table, 0)
+    adapter({"q_proj": 4}, dtype).put(table, 1)
+    adapter({"down_proj": 4}, dtype, "g").put(table, 2)
+    x, y = torch.randn(6, 37).to(dtype), torch.randn(6, 86).to(dtype)
+    y[:, ::3] = -0.0
+    y[:, 1::9] = spoiled
+    before = y.clone()
+    kernels(dtype).lora_add(x, y, table, 0, "qkv", build_segments([0, -1, 2, 1, 0, 2]))
+    bits = torch.int16 if dtype is torch.bfloat16 else torch.int32
+    changed = y.view(bits) != before.view(bits)
+    assert not changed[[1, 2, 5]].any()
+    assert not changed[[0, 4]][:, :50].any()
+    assert not changed[[0, 4]][:, 68:].any()
+    assert not changed[3, 50:].any()
+    assert changed[[0, 4]][:, 51].all()
+    assert changed[3, 2]
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, 16, 130])
+@pytest.mark.parametrize(("k", "columns"), [(576, 960), (37, 51), (64, 3), (1, 1), (70, 4099)])
+def test_plain_linear_agrees_with_naive(kernels, assert_close, dtype, rows, k, columns):
+    x, weight = torch.randn(rows, k).to(dtype), torch.randn(columns, k).to(dtype)
+    y = kernels(dtype).plain_linear(x, weight)
+    assert y.shape == (rows, columns)
+    assert y.dtype is dtype
+    if rows:
+        assert_close(y, naive.plain_linear(x.double(), weight.double()))
+
+
+@dtypes
+@pytest.mark.parametrize("width", [16, 37, 576])
+def test_a_gain_for_each_row_gives_the_bits_of_a_shared_one(kernels, dtype, width):
+    ops, owner = kernels(dtype), torch.randint(3, (40,))
+    x, residual, gains = (torch.randn(n, width).to(dtype) for n in (40, 40, 3))
+    own, stream = ops.rms_norm(x, gains[owner], 1e-5), residual.clone()
+    added = ops.add_rms_norm(x, stream, gains[owner], 1e-5)
+    for i, gain in enumerate(gains):
+        shared_stream = residual.clone()
+        assert torch.equal(own[owner == i], ops.rms_norm(x, gain, 1e-5)[owner == i])
+        assert torch.equal(added[owner == i], ops.add_rms_norm(x, shared_stream, gain, 1e-5)[owner == i])
+        assert torch.equal(stream, shared_stream)
+
+
+@dtypes
+@pytest.mark.parametrize("dim", [4, 24, 64])
+def test_a_gain_for_each_row_of_heads_gives_the_bits_of_a_shared_one(kernels, dtype, dim):
+    ops, owner = kernels(dtype), torch.randint(3, (40,))
+    qkv, q_gains, k_gains = (torch.randn(*s).to(dtype) for s in ((40, 8 * dim), (3, dim), (3, dim)))
+    own = qkv.clone()
+    ops.head_rms_norm(own, q_gains[owner], k_gains[owner], 1e-6, 4, 2)
+    for i in range(3):
+        shared = qkv.clone()
+        ops.head_rms_norm(shared, q_gains[i], k_gains[i], 1e-6, 4, 2)
+        assert torch.equal(own[owner == i], shared[owner == i])
 
 
 def test_a_row_that_names_an_empty_slot_is_an_error(kernels, adapter, lora_table):

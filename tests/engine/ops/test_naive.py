@@ -100,12 +100,58 @@ def test_lora_adds_scaled_product_to_the_rows_of_its_slot_only(adapter, lora_tab
 
     truth = before.clone()
     for i_slice, columns in ((0, slice(0, 50)), (2, slice(68, 86))):
-        a, b, scaling = plain.modules["qkv", i_slice]
-        truth[[0, 3], columns] += scaling * (x[[0, 3]] @ a.T) @ b
-    a, b, scaling = (
-        table.find_module(2, 0, "qkv", 1).a,
-        table.find_module(2, 0, "qkv", 1).b,
-        table.find_module(2, 0, "qkv", 1).scaling,
-    )
-    truth[2, 50:68] += scaling * (x[2] @ a.T) @ b
+        m = plain.modules["qkv", i_slice]
+        truth[[0, 3], columns] += m.scaling * (x[[0, 3]] @ m.a.T) @ m.b
+    m = table.find_module(2, 0, "qkv", 1)
+    truth[2, 50:68] += m.scaling * (x[2] @ m.a.T) @ m.b
     exact(y, truth)
+
+
+def test_dora_and_biases_scale_and_shift_the_sum_of_base_and_product(adapter, lora_table):
+    table = lora_table(3, F64)
+    kinds = {0: ("gc", 3), 1: ("g", 0), 2: ("c", 4)}
+    for slot, (vectors, rank) in kinds.items():
+        adapter({"q_proj": rank, "v_proj": 0}, F64, vectors).double().put(table, slot)
+    x, y = torch.randn(4, 37, dtype=F64), torch.randn(4, 86, dtype=F64)
+    truth = y.clone()
+    lora_naive.lora_add(x, y, table, 0, "qkv", build_segments([1, -1, 2, 0]))
+    q = [table.find_module(slot, 0, "qkv", 0) for slot in range(3)]
+    v = [table.find_module(slot, 0, "qkv", 2) for slot in range(3)]
+    truth[0, :50] *= q[1].g
+    truth[0, 68:] *= v[1].g
+    truth[2, :50] += q[2].scaling * x[2] @ q[2].a.T @ q[2].b + q[2].c
+    truth[2, 68:] += v[2].c
+    truth[3, :50] = q[0].g * (truth[3, :50] + q[0].scaling * x[3] @ q[0].a.T @ q[0].b) + q[0].c
+    truth[3, 68:] = v[0].g * truth[3, 68:] + v[0].c
+    exact(y, truth)
+
+
+def test_an_embedding_is_expanded_from_the_gathered_rows_of_a(adapter, lora_table):
+    table, one = lora_table(1, F64), adapter({"embed_tokens": 5}, F64, "gc").double()
+    one.put(table, 0)
+    m, token_ids = one.modules["embedding", 0], torch.tensor([7, 89, 7])
+    v = torch.full((3, 64), torch.nan, dtype=F64)
+    v[:, :5] = m.a[token_ids]
+    y = torch.randn(3, 37, dtype=F64)
+    one_hot = torch.nn.functional.one_hot(token_ids, 90).double()
+    truth = m.g * (y + m.scaling * one_hot @ m.a @ m.b) + m.c
+    lora_naive.lora_expand(v, y, table, 0, "embedding", build_segments([0, 0, 0]))
+    exact(y, truth)
+
+
+def test_plain_linear_is_a_product_with_the_transposed_weight():
+    x, weight = torch.randn(3, 5, dtype=F64), torch.randn(4, 5, dtype=F64)
+    truth = torch.stack([torch.stack([(row * column).sum() for column in weight]) for row in x])
+    exact(naive.plain_linear(x, weight), truth)
+
+
+def test_a_gain_for_each_row_normalises_each_row_by_its_own():
+    x, weight = torch.randn(3, 8, dtype=F64), torch.randn(3, 8, dtype=F64)
+    own = zip(x.split(1), weight, strict=True)
+    exact(naive.rms_norm(x, weight, 1e-5), torch.cat([naive.rms_norm(row, gain, 1e-5) for row, gain in own]))
+    qkv, q_weight, k_weight = (torch.randn(*s, dtype=F64) for s in ((3, 5 * 4), (3, 4), (3, 4)))
+    truth = [row.clone() for row in qkv.split(1)]
+    for row, q_gain, k_gain in zip(truth, q_weight, k_weight, strict=True):
+        naive.head_rms_norm(row, q_gain, k_gain, 1e-6, num_heads=3, num_kv_heads=1)
+    naive.head_rms_norm(qkv, q_weight, k_weight, 1e-6, num_heads=3, num_kv_heads=1)
+    exact(qkv, torch.cat(truth))

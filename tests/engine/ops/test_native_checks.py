@@ -46,6 +46,25 @@ def test_rope_refuses_positions_and_cells_outside(native, positions, cells):
     assert not caches[0].any()
 
 
+def test_norms_and_linears_refuse_weights_that_do_not_fit(native):
+    ops, x = native(F32), torch.zeros(3, 8)
+    for weight, message in (
+        (torch.zeros(2, 8), "2 rows, not 3"),
+        (torch.zeros(3, 7), "7 entries"),
+        (torch.zeros(8, 3).T, "contiguous"),
+        (torch.zeros(8).bfloat16(), "must be"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.rms_norm(x, weight, 1e-5)
+        with pytest.raises(RuntimeError, match=message):
+            ops.add_rms_norm(x, x.clone(), weight, 1e-5)
+    for q_weight, k_weight in ((torch.zeros(2, 2), torch.zeros(2)), (torch.zeros(2), torch.zeros(3, 3))):
+        with pytest.raises(RuntimeError, match=r"(rows, not 3|3 entries)"):
+            ops.head_rms_norm(x, q_weight, k_weight, 1e-5, 2, 1)
+    with pytest.raises(RuntimeError, match="x has 8 columns, weight has 7"):
+        ops.plain_linear(x, torch.zeros(5, 7))
+
+
 def test_lora_refuses_rows_and_widths_outside(native, adapter, lora_table):
     table = lora_table(2, F32)
     adapter({"q_proj": 4}, F32).put(table, 0)

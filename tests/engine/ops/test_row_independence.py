@@ -56,12 +56,17 @@ def test_attention_of_a_row_is_the_same_alone_and_in_any_mix(
 @dtypes
 def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_table, dtype):
     ops = native(dtype)
-    ranks = [{"q_proj": 4}, {"q_proj": 64, "k_proj": 7, "v_proj": 33, "down_proj": 19}, {"v_proj": 16, "down_proj": 64}]
-    adapters = [adapter(r | {"k_proj": r.get("k_proj", 1)}, dtype) for r in ranks]
+    ranks = [
+        {"q_proj": 4, "down_proj": 256},
+        {"q_proj": 64, "k_proj": 7, "v_proj": 33, "down_proj": 19},
+        {"q_proj": 0, "v_proj": 130, "down_proj": 64},
+    ]
+    vectors = ["", "gc", "c"]
+    adapters = [adapter({"k_proj": 1} | r, dtype, v) for r, v in zip(ranks, vectors, strict=True)]
     inputs = {group: (torch.randn(80, k).to(dtype), torch.randn(80, o).to(dtype)) for group, k, o in _GROUPS}
     choice = [random.randrange(-1, 3) for _ in range(80)]
     alone = {group: y.clone() for group, (_, y) in inputs.items()}
-    table = lora_table(1, dtype)
+    table = lora_table(1, dtype, max_rank=256)
     for row, i in enumerate(choice):
         if i < 0:
             continue
@@ -71,7 +76,7 @@ def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_ta
         table.clear(0)
 
     for _ in range(NUM_MIXES):
-        table, slots = lora_table(6, dtype), random.sample(range(6), k=3)
+        table, slots = lora_table(6, dtype, max_rank=256), random.sample(range(6), k=3)
         for i, slot in enumerate(slots):
             adapters[i].put(table, slot)
         rows = random.sample(range(80), k=random.choice([1, 2, 5, 17, 80]))
@@ -90,15 +95,14 @@ _GROUPS = (("qkv", 37, 86), ("down", 67, 600))
 
 
 @dtypes
-def test_an_adapter_of_nan_spoils_its_own_rows_only(kernels, adapter, lora_table, dtype):
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_adapter_that_is_not_finite_spoils_its_own_rows_only(kernels, adapter, lora_table, dtype, value):
     table, good, bad = (
         lora_table(4, dtype),
-        adapter({"q_proj": 8, "v_proj": 4}, dtype),
-        adapter({"q_proj": 5, "v_proj": 5}, dtype),
+        adapter({"q_proj": 8, "v_proj": 4}, dtype, "g"),
+        adapter({"q_proj": 5, "v_proj": 5}, dtype, "gc"),
     )
-    for a, b, _ in bad.modules.values():
-        a.fill_(torch.nan)
-        b.fill_(torch.nan)
+    bad.fill(value)
     x, y = torch.randn(9, 37).to(dtype), torch.randn(9, 86).to(dtype)
     good.put(table, 0)
     clean = y.clone()
@@ -108,7 +112,7 @@ def test_an_adapter_of_nan_spoils_its_own_rows_only(kernels, adapter, lora_table
     others = [0, 2, 3, 5, 6, 7]
     tolerance = 0 if kernels(dtype).name == "native" else 1e-1 if dtype is torch.bfloat16 else 1e-5
     torch.testing.assert_close(y[others], clean[others], rtol=tolerance, atol=tolerance)
-    assert y[[1, 4, 8]][:, :50].isnan().all()
+    assert not torch.isfinite(y[[1, 4, 8]][:, :50]).any()
 
 
 @dtypes
@@ -131,6 +135,17 @@ def test_dense_ops_are_the_same_alone_and_in_any_mix(native, dtype, width):
     for _ in range(NUM_MIXES):
         rows = random.sample(range(300), k=random.choice([1, 2, 7, 33, 300]))
         assert same_bits(run(rows), alone[rows])
+
+
+@dtypes
+@pytest.mark.parametrize("k", [37, 576])
+def test_plain_linear_is_the_same_alone_in_any_mix_and_of_any_rows(native, dtype, k):
+    multiply = native(dtype).plain_linear
+    x, weight = torch.randn(90, k).to(dtype), torch.randn(203, k).to(dtype)
+    alone = torch.cat([torch.cat([multiply(row, column) for column in weight.split(1)], dim=-1) for row in x.split(1)])
+    for _ in range(NUM_MIXES):
+        rows, columns = (random.sample(range(n), k=random.choice([1, 2, 5, 16, n])) for n in alone.shape)
+        assert same_bits(multiply(x[rows], weight[columns]), alone[rows][:, columns])
 
 
 @dtypes

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from loraplex_engine.core.module_group import GROUPS
 from loraplex_engine.ops.lora.segment import Segments
-from loraplex_engine.ops.lora.table import LoraTable
+from loraplex_engine.ops.lora.table import LoraModule, LoraTable
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -36,12 +36,20 @@ def lora_expand(v: Tensor, y: Tensor, table: LoraTable, layer: int, group: str, 
     for slot, rows in segments.spans():
         for i_slice, (offset, width) in enumerate(zip(shape.offsets, shape.out_features, strict=True)):
             module = table.find_module(slot, layer, group, i_slice)
-            if module is not None and module.b is not None:
-                column = i_slice * table.max_rank
-                product = v[begin : begin + len(rows), column : column + module.rank] @ _wide(module.b)
+            if module is not None:
                 columns = slice(offset, offset + width)
-                y[rows, columns] = (_wide(y[rows, columns]) + module.scaling * product).to(y.dtype)
+                ranks = v[begin : begin + len(rows), i_slice * table.max_rank :][:, : module.rank]
+                y[rows, columns] = _adapt(module, ranks, _wide(y[rows, columns])).to(y.dtype)
         begin += len(rows)
+
+
+def _adapt(module: LoraModule, v: Tensor, y: Tensor) -> Tensor:
+    """What one module makes of the base's output for its rows."""
+    if module.b is not None:
+        y = y + module.scaling * (v @ _wide(module.b))
+    if module.g is not None:
+        y = module.g * y
+    return y if module.c is None else y + module.c
 
 
 def lora_add(x: Tensor, y: Tensor, table: LoraTable, layer: int, group: str, segments: Segments) -> None:

@@ -64,7 +64,10 @@ def _active_modules(table: LoraTable, layer: int, group: str, i_slice: int, segm
 
 def _shrink_slice(rows: Tensor, modules: list[Span], v: Tensor) -> None:
     """One product over all ranks side by side, of which each row keeps its own module's columns."""
-    product = (rows @ torch.cat([module.a for module, _, _ in modules if module.a is not None]).T).float()
+    matrices = [module.a for module, _, _ in modules if module.a is not None]
+    if not matrices:
+        return
+    product = (rows @ torch.cat(matrices).T).float()
     column = 0
     for module, begin, end in modules:
         v[begin:end, : module.rank] = product[begin:end, column : column + module.rank]
@@ -72,13 +75,24 @@ def _shrink_slice(rows: Tensor, modules: list[Span], v: Tensor) -> None:
 
 
 def _expand_slice(ranks: Tensor, modules: list[Span], y: Tensor) -> Tensor:
-    """Place each row's ranks where its own module stands, zeros elsewhere, and multiply once."""
-    placed = y.new_zeros(len(y), sum(module.rank for module, _, _ in modules))
+    """Add one product for all modules, then each module's own vectors to its own rows."""
+    wide = y.float() + _multiply_own(ranks, modules, y)
     own = torch.zeros(len(y), 1, dtype=torch.bool, device=y.device)
+    for module, begin, end in modules:
+        own[begin:end] = True
+        if module.g is not None:
+            wide[begin:end] *= module.g
+        if module.c is not None:
+            wide[begin:end] += module.c
+    return torch.where(own, wide.to(y.dtype), y)
+
+
+def _multiply_own(ranks: Tensor, modules: list[Span], y: Tensor) -> Tensor:
+    """Place each row's ranks where its own module stands, zeros elsewhere, and multiply once: like `y`, in float32."""
+    matrices = [module.b for module, _, _ in modules if module.b is not None]
+    placed = y.new_zeros(len(y), sum(len(b) for b in matrices))
     column = 0
     for module, begin, end in modules:
         placed[begin:end, column : column + module.rank] = module.scaling * ranks[begin:end, : module.rank]
-        own[begin:end] = True
         column += module.rank
-    product = (placed @ torch.cat([module.b for module, _, _ in modules if module.b is not None])).float()
-    return torch.where(own, (y.float() + product).to(y.dtype), y)
+    return (placed @ torch.cat(matrices)).float() if matrices else torch.zeros_like(y, dtype=torch.float32)

@@ -38,6 +38,7 @@ struct LoraTask {
   int64_t v_column;             // first column of the slice in v
   int64_t y_column, width;      // of the slice in y
   float scaling;
+  const float *g, *c;           // of the module, null: 1 and 0
 };
 
 struct LoraPlan {
@@ -49,12 +50,14 @@ inline void plan_module(const LoraLaunch& l, int64_t segment, int64_t slice, Lor
   const int64_t cell = l.cell(segment, slice);
   const int64_t* entry = l.entries + cell * 5;
   const int64_t rank = entry[2], width = l.features[slice * 3 + 1];
-  if (rank == 0) return;
-  LoraTask task{nullptr, rank, 0, 0, 0, 0, slice * l.max_rank, l.features[slice * 3], width, l.scalings[cell]};
+  const float *g = reinterpret_cast<const float*>(entry[3]), *c = reinterpret_cast<const float*>(entry[4]);
+  if (rank == 0 && !g && !c) return;
+  const float scaling = rank == 0 ? 0.0f : l.scalings[cell];
+  LoraTask task{nullptr, rank, 0, 0, 0, 0, slice * l.max_rank, l.features[slice * 3], width, scaling, g, c};
   for (int64_t row = l.starts[segment]; row < l.starts[segment + 1]; row += kRowsPerTask) {
     task.row_begin = row;
     task.row_end = std::min<int64_t>(row + kRowsPerTask, l.starts[segment + 1]);
-    plan.products += (task.row_end - row) * rank * l.in_features;
+    plan.products += (task.row_end - row) * (rank * l.in_features + width);
     task.matrix = reinterpret_cast<const void*>(entry[0]);
     for (task.begin = 0; task.begin < rank; task.begin += kRanksPerTask) {
       task.end = std::min(rank, task.begin + kRanksPerTask);
@@ -119,7 +122,18 @@ inline void shrink_rows(const LoraLaunch& l, const LoraTask& task, const T* x, i
   for (; c < task.end; ++c) dot_block<T, R, 1>(inputs, a + c * k, k, out + c, l.width());
 }
 
-// y[r] += scaling * v[r] B over V registers of columns, the last one cut to `left` columns.
+// g * y + c at T's register of columns from `column` on.
+template <class T>
+inline void scale_and_shift(const LoraTask& task, int64_t column, int64_t left, Wide<T>& y) {
+  const T* order = nullptr;
+  for (int part = 0; part < Wide<T>::kVecs; ++part) {
+    const Vec g = task.g ? spread(task.g + column, left, order).part[part] : splat(1.0f);
+    const Vec c = task.c ? spread(task.c + column, left, order).part[part] : Vec{};
+    y.part[part] = multiply_add(c, g, y.part[part]);
+  }
+}
+
+// y[r] = g * (y[r] + scaling * v[r] B) + c over V registers of columns, the last one cut to `left` columns.
 template <class T, int R, int V>
 inline void expand_columns(const LoraTask& task, const float* v, int64_t v_stride, const T* b, T* const (&y)[R],
                            int64_t column, int64_t left) {
@@ -144,6 +158,7 @@ inline void expand_columns(const LoraTask& task, const float* v, int64_t v_strid
       Wide<T> wide = load_wide(out, left - i * kElements);
       for (int part = 0; part < kVecs; ++part)
         wide.part[part] = multiply_add(wide.part[part], acc[r][i].part[part], splat(task.scaling));
+      if (task.g || task.c) scale_and_shift<T>(task, column + i * kElements, left - i * kElements, wide);
       store_wide(out, wide, left - i * kElements);
     }
 }
@@ -179,6 +194,33 @@ inline void run_expand(const LoraLaunch& l, const LoraTask& task, const float* v
   if (task.row_end - row == 3) expand_rows<T, 3>(l, task, v, row, y);
   if (task.row_end - row == 2) expand_rows<T, 2>(l, task, v, row, y);
   if (task.row_end - row == 1) expand_rows<T, 1>(l, task, v, row, y);
+}
+
+constexpr int64_t kLinearColumns = 16;
+
+// Columns [begin, end) of x W^T for every row, at most kLinearColumns: W is read once, x stays in the cache.
+template <class T, int R>
+inline void linear_rows(const T* x, const T* weight, int64_t k, int64_t begin, int64_t end, T* y, int64_t y_stride) {
+  const T* inputs[R];
+  for (int r = 0; r < R; ++r) inputs[r] = x + r * k;
+  float sums[R][kLinearColumns] = {};
+  int64_t c = begin;
+  for (; c + 4 <= end; c += 4) dot_block<T, R, 4>(inputs, weight + c * k, k, sums[0] + c - begin, kLinearColumns);
+  for (; c < end; ++c) dot_block<T, R, 1>(inputs, weight + c * k, k, sums[0] + c - begin, kLinearColumns);
+  for (int r = 0; r < R; ++r) store(y + r * y_stride + begin, load(sums[r]), end - begin);
+}
+
+template <class T>
+inline void run_linear(const T* x, const T* weight, int64_t num_rows, int64_t k, int64_t columns, T* y,
+                         int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_threads > 1 && num_rows * k * columns > kParallelProducts)
+  for (int64_t begin = 0; begin < columns; begin += kLinearColumns) {
+    const int64_t end = std::min(columns, begin + kLinearColumns);
+    int64_t row = 0;
+    for (; row + 4 <= num_rows; row += 4)
+      linear_rows<T, 4>(x + row * k, weight, k, begin, end, y + row * columns, columns);
+    for (; row < num_rows; ++row) linear_rows<T, 1>(x + row * k, weight, k, begin, end, y + row * columns, columns);
+  }
 }
 
 // Shrink, expand, or one after the other in one parallel region. x or y is null where that half is not wanted.

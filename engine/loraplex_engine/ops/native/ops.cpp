@@ -33,16 +33,23 @@ void by_dtype(const Tensor& t, const F& body) {
   body(bf16{});
 }
 
+// Elements from one row's gain to the next: 0 where all rows share one.
+int64_t check_gain(const Tensor& weight, const char* name, const Tensor& rows, int64_t n) {
+  check(weight, name, rows.scalar_type(), weight.dim() == 2 ? 2 : 1);
+  TORCH_CHECK(weight.size(-1) == n, name, " has ", weight.size(-1), " entries for rows of ", n);
+  if (weight.dim() == 1) return 0;
+  TORCH_CHECK(weight.size(0) == rows.size(0), name, " has ", weight.size(0), " rows, not ", rows.size(0));
+  return n;
+}
+
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check(x, "x", x.scalar_type(), 2);
-  check(weight, "weight", x.scalar_type(), 1);
-  const int64_t n = x.size(1);
-  TORCH_CHECK(weight.size(0) == n, "weight has ", weight.size(0), " entries for rows of ", n);
+  const int64_t n = x.size(1), stride = check_gain(weight, "weight", x, n);
   Tensor y = at::empty_like(x);
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     for_rows(x.size(0), n, at::get_num_threads(), [&](int64_t row) {
-      rms_norm_row(data<T>(x) + row * n, data<T>(weight), float(eps), n, data<T>(y) + row * n);
+      rms_norm_row(data<T>(x) + row * n, data<T>(weight) + row * stride, float(eps), n, data<T>(y) + row * n);
     });
   });
   return y;
@@ -51,16 +58,15 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 Tensor add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
   check(x, "x", x.scalar_type(), 2);
   check(residual, "residual", x.scalar_type(), 2);
-  check(weight, "weight", x.scalar_type(), 1);
-  const int64_t n = x.size(1);
-  TORCH_CHECK(residual.sizes() == x.sizes() && weight.size(0) == n, "x, residual and weight differ in shape");
+  const int64_t n = x.size(1), stride = check_gain(weight, "weight", x, n);
+  TORCH_CHECK(residual.sizes() == x.sizes(), "x and residual differ in shape");
   Tensor y = at::empty_like(x);
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     for_rows(x.size(0), n, at::get_num_threads(), [&](int64_t row) {
       T* stream = data<T>(residual) + row * n;
       add_row(stream, data<T>(x) + row * n, n);
-      rms_norm_row(stream, data<T>(weight), float(eps), n, data<T>(y) + row * n);
+      rms_norm_row(stream, data<T>(weight) + row * stride, float(eps), n, data<T>(y) + row * n);
     });
   });
   return y;
@@ -76,16 +82,15 @@ int64_t head_dim_of(const Tensor& qkv, int64_t num_heads, int64_t num_kv_heads) 
 void head_rms_norm(const Tensor& qkv, const Tensor& q_weight, const Tensor& k_weight, double eps, int64_t num_heads,
                    int64_t num_kv_heads) {
   check(qkv, "qkv", qkv.scalar_type(), 2);
-  check(q_weight, "q_weight", qkv.scalar_type(), 1);
-  check(k_weight, "k_weight", qkv.scalar_type(), 1);
   const int64_t dim = head_dim_of(qkv, num_heads, num_kv_heads);
-  TORCH_CHECK(q_weight.size(0) == dim && k_weight.size(0) == dim, "the weights must have ", dim, " entries");
+  const int64_t q_stride = check_gain(q_weight, "q_weight", qkv, dim);
+  const int64_t k_stride = check_gain(k_weight, "k_weight", qkv, dim);
   by_dtype(qkv, [&](auto zero) {
     using T = decltype(zero);
     for_rows(qkv.size(0), qkv.size(1), at::get_num_threads(), [&](int64_t row) {
       T* heads = data<T>(qkv) + row * qkv.size(1);
       for (int64_t h = 0; h < num_heads + num_kv_heads; ++h) {
-        const T* weight = data<T>(h < num_heads ? q_weight : k_weight);
+        const T* weight = h < num_heads ? data<T>(q_weight) + row * q_stride : data<T>(k_weight) + row * k_stride;
         rms_norm_row(heads + h * dim, weight, float(eps), dim, heads + h * dim);
       }
     });
@@ -103,6 +108,19 @@ Tensor silu_and_mul(const Tensor& gate_up) {
       const T* gate = data<T>(gate_up) + row * 2 * n;
       silu_and_mul_row(gate, gate + n, n, data<T>(y) + row * n);
     });
+  });
+  return y;
+}
+
+Tensor plain_linear(const Tensor& x, const Tensor& weight) {
+  check(x, "x", x.scalar_type(), 2);
+  check(weight, "weight", x.scalar_type(), 2);
+  const int64_t k = x.size(1), columns = weight.size(0);
+  TORCH_CHECK(weight.size(1) == k, "x has ", k, " columns, weight has ", weight.size(1));
+  Tensor y = at::empty({x.size(0), columns}, x.options());
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    run_linear(data<T>(x), data<T>(weight), x.size(0), k, columns, data<T>(y), at::get_num_threads());
   });
   return y;
 }
@@ -295,6 +313,7 @@ TORCH_LIBRARY(loraplex, m) {
       "head_rms_norm(Tensor(a!) qkv, Tensor q_weight, Tensor k_weight, float eps, int num_heads, int num_kv_heads) "
       "-> ()");
   m.def("silu_and_mul(Tensor gate_up) -> Tensor");
+  m.def("plain_linear(Tensor x, Tensor weight) -> Tensor");
   m.def(
       "rope_and_store(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
       "Tensor cells, int num_heads, int num_kv_heads) -> Tensor");
@@ -311,6 +330,7 @@ TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
   m.impl("add_rms_norm", TORCH_FN(add_rms_norm));
   m.impl("head_rms_norm", TORCH_FN(head_rms_norm));
   m.impl("silu_and_mul", TORCH_FN(silu_and_mul));
+  m.impl("plain_linear", TORCH_FN(plain_linear));
   m.impl("rope_and_store", TORCH_FN(rope_and_store));
   m.impl("paged_attention", TORCH_FN(paged_attention));
   m.impl("lora_shrink", TORCH_FN(lora_shrink));

@@ -137,6 +137,14 @@ inline Wide<T> load_wide(const T* p, int64_t n) {
   return widen(n >= Wide<T>::kElements ? load_units(p) : load_units(p, n), p);
 }
 
+// Float32 values in the order in which T's register holds its elements.
+inline Wide<float> spread(const float* p, int64_t n, const float*) { return {{load(p, n)}}; }
+inline Wide<bf16> spread(const float* p, int64_t n, const bf16*) {
+  const Vec low = load(p, n), high = n > kLanes ? load(p + kLanes, n - kLanes) : Vec{};
+  return {{__builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+           __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)}};
+}
+
 template <class T>
 inline void store_wide(T* p, const Wide<T>& w, int64_t n = Wide<T>::kElements) {
   const Units u = narrow(w);
