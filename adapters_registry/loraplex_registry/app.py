@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from litestar import Litestar, Request, Router, get
@@ -110,6 +110,14 @@ class Registry:
         """
         self.services.bases.is_tenant = is_tenant
         self.services.uploads.is_alive = is_alive
+
+    def know_engines(self, forget_failure: Callable[[str], Awaitable[None]]) -> None:
+        """Tell the owner of engines from now on when they shall forget that a digest failed or did harm."""
+        self.services.lifecycle.forget_failure = forget_failure
+
+    async def quarantine_failed(self, digest: str, message: str, by: Identity) -> int:
+        """Quarantine what no engine can load (see `Lifecycle.quarantine_failed`)."""
+        return await self.services.lifecycle.quarantine_failed(digest, message, by)
 
     async def names_delta(self, since: int) -> NamesDelta:
         """Return every adapter and base that changed after epoch `since`.

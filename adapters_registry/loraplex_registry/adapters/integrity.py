@@ -41,8 +41,12 @@ def _check_adapter(adapter: AdapterRow, versions: Sequence[VersionRow], aliases:
     state_of = {version.number: version.state for version in versions}
     for alias in aliases:
         targets = read_targets(alias.targets)
-        assert all(state_of[target.version] == "ready" for target in targets), "targets are ready"
+        states = {state_of[target.version] for target in targets}
+        assert states <= {"ready", "quarantined"}, "targets are ready, or were until something was found"
         assert not targets or sum(target.weight for target in targets) == 100, "weights sum to 100"
+    assert all((version.state == "quarantined") == (version.quarantine is not None) for version in versions), (
+        "a quarantine has its reason"
+    )
     if adapter.deleted_at is not None:
         assert not adapter.is_default, "a deleted adapter is no default"
         assert not any(alias.targets for alias in aliases), "a deleted adapter has no aliases"

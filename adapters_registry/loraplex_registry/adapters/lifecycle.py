@@ -1,10 +1,11 @@
-"""What happens to adapters and versions after upload: retire, restore, default, delete."""
+"""What happens to adapters and versions after upload: retire, restore, quarantine, release, default, delete."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
+import msgspec
 import sqlalchemy as sa
 
 from loraplex_registry.adapters.alias_row import make_default, set_targets
@@ -16,12 +17,12 @@ from loraplex_registry.adapters.lookup import (
     list_numbers,
 )
 from loraplex_registry.adapters.tenant import TenantRef
-from loraplex_registry.adapters.view import AdapterView, read_targets, show_adapter, show_version
+from loraplex_registry.adapters.view import AdapterView, read_targets, show_adapter, show_time, show_version
 from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import AdapterRow, VersionRow
 from loraplex_registry.errors import ConflictError, QuarantinedError, RetiredError
 from loraplex_registry.events import record_event
-from loraplex_registry.wire.adapter import VersionView
+from loraplex_registry.wire.adapter import Quarantine, QuarantineReason, VersionView
 from loraplex_registry.wire.identity import Identity
 
 
@@ -30,6 +31,8 @@ class Lifecycle:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.forget_failure: Callable[[str], Awaitable[None]] = _forget_nothing
+        """Makes every engine that failed to load a digest, or has quarantined it, forget so."""
 
     async def retire(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
         """Retire a version; one that is retired already stays so.
@@ -66,6 +69,67 @@ class Lifecycle:
             _mark(change, version, by, "adapter.version_restored")
 
         return await self._change_version(tenant, name, number, restore)
+
+    async def quarantine(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
+        """Take a ready version out of service; one that is quarantined already stays so, for its own reason.
+
+        Raises:
+            NotFoundError: There is no such version.
+            ConflictError: It is retired.
+            RetiredError: It is purged.
+        """
+
+        async def quarantine(change: Change, version: VersionRow) -> None:
+            if version.state == "retired":
+                raise ConflictError(f"version {number} is retired; nobody can call it")
+            if version.state != "quarantined":
+                _quarantine(change, version, by, "by_admin", "An administrator took it out of service.")
+
+        return await self._change_version(tenant, name, number, quarantine, allows_quarantined=True)
+
+    async def quarantine_failed(self, digest: str, message: str, by: Identity) -> int:
+        """Quarantine every version of a digest whose bytes no engine can load, and return how many there were.
+
+        Args:
+            digest: The content.
+            message: One sentence on the cause.
+            by: The platform itself.
+        """
+
+        async def work(change: Change) -> int:
+            query = sa.select(VersionRow).where(
+                VersionRow.digest == digest, VersionRow.state.in_(("validating", "ready"))
+            )
+            versions = (await change.session.execute(query)).scalars().all()
+            for version in versions:
+                _quarantine(change, version, by, "load_failed", message)
+            return len(versions)
+
+        return await self._database.change(work)
+
+    async def release(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
+        """Make a quarantined version ready again, after the engines have forgotten what they had against it.
+
+        A ready version stays so, and the engines forget: what one of them has quarantined for itself ends by this too.
+
+        Raises:
+            NotFoundError: There is no such version.
+            ConflictError: It is retired.
+            RetiredError: It is purged.
+        """
+
+        async def release(change: Change, version: VersionRow) -> None:
+            if version.state == "retired":
+                raise ConflictError(f"version {number} is retired; restore it instead")
+            if version.state == "quarantined":
+                version.state, version.quarantine = "ready", None
+                _mark(change, version, by, "adapter.version_released")
+
+        async with self._database.read() as session:
+            version = await get_version(session, tenant, name, number)
+        if version.state in ("ready", "quarantined"):
+            await self.forget_failure(version.digest)
+        return await self._change_version(tenant, name, number, release, allows_quarantined=True)
 
     async def make_default(self, tenant: TenantRef, name: str, by: Identity) -> AdapterView:
         """Let the tenant's bare name mean this adapter.
@@ -122,20 +186,32 @@ class Lifecycle:
         name: str,
         number: int,
         apply: Callable[[Change, VersionRow], Awaitable[None]],
+        *,
+        allows_quarantined: bool = False,
     ) -> VersionView:
         """Apply a change to a version that is not gone, and return how it is then."""
 
         async def work(change: Change) -> VersionView:
             version = await get_version(change.session, tenant, name, number)
-            _check_not_gone(version)
+            _check_not_gone(version, allows_quarantined=allows_quarantined)
             await apply(change, version)
             return show_version(version, await find_live(change.session, version.adapter_id))
 
         return await self._database.change(work)
 
 
-def _check_not_gone(version: VersionRow) -> None:
-    if version.state == "quarantined":
+async def _forget_nothing(digest: str) -> None:
+    """A registry without a fleet knows no engines."""
+
+
+def _quarantine(change: Change, version: VersionRow, by: Identity, reason: QuarantineReason, message: str) -> None:
+    found = Quarantine(reason=reason, message=message, since=show_time(datetime.now(UTC)))
+    version.state, version.quarantine = "quarantined", msgspec.to_builtins(found)
+    _mark(change, version, by, "adapter.version_quarantined", reason=reason, message=message)
+
+
+def _check_not_gone(version: VersionRow, *, allows_quarantined: bool) -> None:
+    if version.state == "quarantined" and not allows_quarantined:
         raise QuarantinedError(f"version {version.number} is quarantined; an admin must release it first")
     if version.state == "purged":
         raise RetiredError(f"version {version.number} is purged: its bytes are gone; upload it again")
@@ -166,7 +242,7 @@ async def _delete(change: Change, adapter: AdapterRow, by: Identity) -> None:
     await change.session.flush()
 
 
-def _mark(change: Change, version: VersionRow, by: Identity, action: str) -> None:
+def _mark(change: Change, version: VersionRow, by: Identity, action: str, **details: str) -> None:
     version.adapter.changed_epoch = change.epoch
     record_event(
         change.session,
@@ -175,7 +251,7 @@ def _mark(change: Change, version: VersionRow, by: Identity, action: str) -> Non
         f"{version.adapter.tenant}/{version.adapter.name}@{version.number}",
         tenant_id=version.adapter.tenant_id,
         tenant=version.adapter.tenant,
-        details={"digest": version.digest},
+        details={"digest": version.digest, **details},
     )
 
 

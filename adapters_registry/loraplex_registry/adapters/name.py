@@ -5,16 +5,24 @@ from __future__ import annotations
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_registry.adapters.view import read_targets
+from loraplex_registry.adapters.view import read_quarantine, read_targets
 from loraplex_registry.db.database import Database
 from loraplex_registry.db.model import AdapterRow, AliasRow, BaseRow, EpochRow, VersionRow
 from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta, VersionName
 
-_Version = tuple[int, str, str, str]
+_VERSION_COLUMNS = (
+    VersionRow.adapter_id,
+    VersionRow.number,
+    VersionRow.digest,
+    VersionRow.state,
+    VersionRow.kind,
+    VersionRow.quarantine,
+)
 
 
 async def read_delta(database: Database, since: int) -> NamesDelta:
@@ -39,21 +47,19 @@ async def _read_adapters(session: AsyncSession, since: int) -> tuple[AdapterName
         query = query.where(AdapterRow.deleted_at.is_(None))
     adapters = (await session.execute(query)).scalars().all()
     changed = sa.select(AdapterRow.id).where(AdapterRow.changed_epoch > since, AdapterRow.deleted_at.is_(None))
-    versions: dict[uuid.UUID, list[_Version]] = defaultdict(list)
+    versions: dict[uuid.UUID, list[sa.Row[Any]]] = defaultdict(list)
     aliases: dict[uuid.UUID, list[AliasRow]] = defaultdict(list)
     found = await session.execute(
-        sa.select(VersionRow.adapter_id, VersionRow.number, VersionRow.digest, VersionRow.state, VersionRow.kind)
-        .where(VersionRow.adapter_id.in_(changed))
-        .order_by(VersionRow.number)
+        sa.select(*_VERSION_COLUMNS).where(VersionRow.adapter_id.in_(changed)).order_by(VersionRow.number)
     )
-    for adapter_id, number, digest, state, kind in found:
-        versions[adapter_id].append((number, digest, state, kind))
+    for version in found:
+        versions[version.adapter_id].append(version)
     for alias in (await session.execute(sa.select(AliasRow).where(AliasRow.adapter_id.in_(changed)))).scalars():
         aliases[alias.adapter_id].append(alias)
     return tuple(_show_adapter(adapter, versions[adapter.id], aliases[adapter.id]) for adapter in adapters)
 
 
-def _show_adapter(adapter: AdapterRow, versions: Sequence[_Version], aliases: Sequence[AliasRow]) -> AdapterName:
+def _show_adapter(adapter: AdapterRow, versions: Sequence[sa.Row[Any]], aliases: Sequence[AliasRow]) -> AdapterName:
     set_aliases = [alias for alias in aliases if alias.targets]
     return AdapterName(
         adapter_id=str(adapter.id),
@@ -63,12 +69,20 @@ def _show_adapter(adapter: AdapterRow, versions: Sequence[_Version], aliases: Se
         base=adapter.base.name,
         is_default=adapter.is_default,
         deleted=adapter.deleted_at is not None,
-        versions=tuple(
-            VersionName(number=number, digest=digest, state=state, base=adapter.base.name, kind=kind)
-            for number, digest, state, kind in versions
-        ),
+        versions=tuple(_show_version(version, adapter.base.name) for version in versions),
         aliases={alias.name: read_targets(alias.targets) for alias in set_aliases},
         alias_ids={alias.name: str(alias.id) for alias in set_aliases},
+    )
+
+
+def _show_version(version: sa.Row[Any], base: str) -> VersionName:
+    return VersionName(
+        number=version.number,
+        digest=version.digest,
+        state=version.state,
+        base=base,
+        kind=version.kind,
+        quarantine=read_quarantine(version.quarantine),
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from loraplex_registry.db.model import AdapterRow, AliasHistoryRow, AliasRow, BaseRow, VersionRow
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
-from loraplex_registry.wire.adapter import Report, Target, VersionView
+from loraplex_registry.wire.adapter import Quarantine, Report, Target, VersionView
 
 LIVE = "live"
 
@@ -72,6 +72,11 @@ def show_time(at: datetime) -> str:
 def read_targets(targets: Sequence[Any]) -> tuple[Target, ...]:
     """Return the targets that an alias's row holds."""
     return msgspec.convert(targets, tuple[Target, ...])
+
+
+def read_quarantine(quarantine: Any) -> Quarantine | None:
+    """Return the quarantine that a version's row holds."""
+    return msgspec.convert(quarantine, Quarantine | None)
 
 
 def find_main_target(targets: Sequence[Target]) -> int | None:
@@ -145,6 +150,7 @@ def show_version(version: VersionRow, live: Sequence[Target]) -> VersionView:
         created_at=show_time(version.created_at),
         created_by=version.created_by,
         report=msgspec.convert(version.report, Report),
+        quarantine=read_quarantine(version.quarantine),
     )
 
 

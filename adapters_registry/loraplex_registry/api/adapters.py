@@ -21,7 +21,7 @@ from loraplex_registry.adapters.lookup import (
 from loraplex_registry.adapters.page import Page, build_page
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.adapters.view import AdapterView, show_adapter, show_version
-from loraplex_registry.api.caller import READ, WRITE, enter_tenant
+from loraplex_registry.api.caller import READ, WRITE, check_admin, enter_tenant
 from loraplex_registry.api.reading import read_json, read_number, read_page_order, read_query
 from loraplex_registry.api.sending import send_file
 from loraplex_registry.api.service import Call, Name, Number, Services, Work
@@ -159,6 +159,24 @@ class AdapterRoutes(Controller):
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
         return await services.lifecycle.restore(target, adapter, read_number(number), caller)
+
+    @post(_VERSION + "/quarantine", status_code=200)
+    async def quarantine(
+        self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number
+    ) -> VersionView:
+        """Take a version out of service."""
+        target, _ = enter_tenant(request, tenant, READ)
+        read_query(request)
+        admin = check_admin(request, writes=True)
+        return await services.lifecycle.quarantine(target, adapter, read_number(number), admin)
+
+    @post(_VERSION + "/release", status_code=200)
+    async def release(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:
+        """Make a quarantined version ready again."""
+        target, _ = enter_tenant(request, tenant, READ)
+        read_query(request)
+        admin = check_admin(request, writes=True)
+        return await services.lifecycle.release(target, adapter, read_number(number), admin)
 
 
 async def _read_version(services: Services, tenant: TenantRef, adapter: str, number: int) -> VersionView:

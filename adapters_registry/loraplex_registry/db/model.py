@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapped, mapped_column, relationship
@@ -17,6 +18,7 @@ from loraplex_registry.db.column import (
     Big,
     Digest,
     Instant,
+    Json,
     JsonDict,
     JsonList,
     Key,
@@ -88,7 +90,10 @@ class AdapterRow(Row):
 
 
 class VersionRow(Row):
-    """One immutable version; `files` says where each of its files lies inside the artifact of its digest."""
+    """One immutable version; `files` says where each of its files lies inside the artifact of its digest.
+
+    `quarantine` is a `Quarantine` as JSON while the state is `quarantined`, and None else.
+    """
 
     __tablename__ = "adapter_version"
     __table_args__ = (
@@ -123,6 +128,7 @@ class VersionRow(Row):
     created_at: Mapped[Instant]
     created_by: Mapped[Actor]
     retired_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    quarantine: Mapped[dict[str, Any] | None] = mapped_column(Json)
 
     adapter: Mapped[AdapterRow] = relationship(lazy="joined")
 

@@ -7,15 +7,17 @@ is lost. It looks at the store again under that lock, as the sweeper does: no ro
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
 from loraplex_registry.adapters.alias_row import set_targets
 from loraplex_registry.adapters.lookup import find_adapter, find_alias, find_live
-from loraplex_registry.adapters.view import LIVE, show_version
+from loraplex_registry.adapters.view import LIVE, read_targets, show_version
 from loraplex_registry.db.database import Change
 from loraplex_registry.db.model import AdapterRow, BaseRow, VersionRow
 from loraplex_registry.errors import ConflictError, QuarantinedError
@@ -71,7 +73,10 @@ async def publish(
         version = _create_version(change, order, adapter, candidate)
         await change.session.flush()
     if version.state == "quarantined":
-        raise QuarantinedError(f"the same content is version {version.number}, which is quarantined")
+        raise QuarantinedError(
+            f"the same content is version {version.number}, which is quarantined; an admin must release it, "
+            "or upload other content"
+        )
     await _promote(change, order, seen, version)
     _record(change, order, version, is_new=is_new)
     view = show_version(version, await find_live(change.session, adapter.id))
@@ -145,12 +150,15 @@ def _create_version(change: Change, order: UploadOrder, adapter: AdapterRow, can
 
 
 async def _promote(change: Change, order: UploadOrder, seen: Seen, version: VersionRow) -> None:
-    """Move `live` here if the order says so and, for `always`, if nobody moved it since the upload began."""
+    """Move `live` here if the order says so and, for `always`, if nobody moved it since the upload began.
+
+    For `auto` nothing is live if `live` points to quarantined versions alone.
+    """
     if version.state != "ready" or order.promote == "never":
         return
     alias = await find_alias(change.session, version.adapter_id, LIVE)
     revision, targets = (alias.revision, alias.targets) if alias is not None else (0, [])
-    if order.promote == "auto" and targets:
+    if order.promote == "auto" and await _has_ready(change, version.adapter_id, targets):
         return
     is_same_adapter = seen.adapter is None or seen.adapter.id == version.adapter_id
     if order.promote == "always" and not (is_same_adapter and seen.live_revision == revision):
@@ -158,6 +166,14 @@ async def _promote(change: Change, order: UploadOrder, seen: Seen, version: Vers
     target = Target(version.number, FULL_WEIGHT)
     if targets != [msgspec.to_builtins(target)]:
         await set_targets(change, version.adapter, LIVE, [target], "upload", order.by.actor)
+
+
+async def _has_ready(change: Change, adapter_id: uuid.UUID, targets: Sequence[Any]) -> bool:
+    numbers = [target.version for target in read_targets(targets)]
+    query = sa.select(VersionRow.id).where(
+        VersionRow.adapter_id == adapter_id, VersionRow.number.in_(numbers), VersionRow.state == "ready"
+    )
+    return (await change.session.execute(query.limit(1))).first() is not None
 
 
 def _record(change: Change, order: UploadOrder, version: VersionRow, *, is_new: bool) -> None:

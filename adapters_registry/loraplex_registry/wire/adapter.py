@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ __all__ = [
     "Manifest",
     "ManifestFile",
     "NamesDelta",
+    "Quarantine",
+    "QuarantineReason",
     "Report",
     "Target",
     "VersionName",
@@ -22,8 +24,23 @@ __all__ = [
 ]
 
 
+QuarantineReason = Literal["load_failed", "by_admin"]
+
+
+class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a version is not served, and since when (RFC 3339 in UTC).
+
+    `reason` is `load_failed` (its bytes cannot be loaded, on every engine that tried) or `by_admin`; `message` is one
+    sentence on the cause.
+    """
+
+    reason: QuarantineReason
+    message: str
+    since: str
+
+
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A version as the management API shows it; `created_at` is RFC 3339 in UTC."""
+    """A version as the management API shows it; `created_at` is RFC 3339 in UTC, `quarantine` None unless it is."""
 
     tenant: str
     adapter: str
@@ -40,6 +57,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     created_by: str
     report: Report
+    quarantine: Quarantine | None = None
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -74,6 +92,7 @@ class VersionName(msgspec.Struct, frozen=True):
     state: str
     base: str
     kind: str
+    quarantine: Quarantine | None = None
 
 
 class AdapterName(msgspec.Struct, frozen=True, kw_only=True):
