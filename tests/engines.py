@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
@@ -19,6 +23,7 @@ from loraplex_engine.config import EngineConfig
 from loraplex_engine.core.request import Request
 from loraplex_engine.engine import Engine
 from loraplex_engine.loop.assembly import build_engine
+from loraplex_engine.lora.base_weights import BaseWeights
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.packed import LoadFailed, PackedAdapter, map_packed
 from loraplex_engine.lora.worker import load
@@ -53,15 +58,51 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Adapter kinds that are served: ranks 1 to 64, every subset's shape, rsLoRA, patterns, single layers, regex."""
 
+INVOCATION = [7, 11, 5]
+"""Tokens that invoke the aLoRA kinds."""
+
+SPECIAL_KINDS: dict[str, dict[str, Any]] = {
+    "dora": {"r": 8, "lora_alpha": 16, "target_modules": SEVEN, "use_dora": True},
+    "dora_rslora_patterns": {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "up_proj", "down_proj"],
+        "use_dora": True,
+        "use_rslora": True,
+        "rank_pattern": {"up_proj": 16},
+    },
+    "lora_bias": {"r": 8, "lora_alpha": 16, "target_modules": SEVEN, "lora_bias": True},
+    "bias_all": {"r": 8, "lora_alpha": 16, "target_modules": ["k_proj", "down_proj"], "bias": "all"},
+    "bias_lora_only": {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "o_proj"], "bias": "lora_only"},
+    "dora_bias": {"r": 8, "lora_alpha": 16, "target_modules": QV, "use_dora": True, "bias": "all"},
+    "head": {"r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "lm_head"]},
+    "embedding": {"r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "embed_tokens"]},
+    "both_ends": {"r": 4, "lora_alpha": 8, "target_modules": ["embed_tokens", "lm_head", "k_proj"], "use_rslora": True},
+    "saved_head": {"r": 8, "lora_alpha": 16, "target_modules": QV, "modules_to_save": ["lm_head"]},
+    "saved_embedding": {"r": 8, "lora_alpha": 16, "target_modules": QV, "modules_to_save": ["embed_tokens"]},
+    "saved_norms": {"r": 8, "lora_alpha": 16, "target_modules": QV, "modules_to_save": ["norm"]},
+    "saved_layernorm": {"r": 8, "lora_alpha": 16, "target_modules": SEVEN, "modules_to_save": ["input_layernorm"]},
+    "tokens": {"r": 8, "lora_alpha": 16, "target_modules": QV, "trainable_token_indices": [9, 4, 31]},
+    "alora": {"r": 16, "lora_alpha": 32, "target_modules": SEVEN, "alora_invocation_tokens": INVOCATION},
+    "everything": {
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": [*SEVEN, "embed_tokens"],
+        "use_dora": True,
+        "modules_to_save": ["lm_head", "norm"],
+    },
+}
+"""Adapter kinds that change more than the product of A and B in linears."""
+
 
 class FolderLoader:
     """Loads adapters that were put into its folder, one at each `take_finished`."""
 
-    def __init__(self, root: Path, spec: BaseSpec, dtype: str) -> None:
+    def __init__(self, root: Path, base: Path, spec: BaseSpec, dtype: str) -> None:
         self.root = root
         self.spec = spec
         self._disk = AdapterDisk(root, spec, None)
-        self._dtype = dtype
+        self._base = BaseWeights(base, spec, dtype)
         self._waiting: list[str] = []
 
     def start(self, digest: str) -> None:
@@ -70,7 +111,7 @@ class FolderLoader:
     def take_finished(self) -> list[PackedAdapter | LoadFailed]:
         if not self._waiting:
             return []
-        result = load(self._waiting.pop(0), self._disk, self._dtype)
+        result = load(self._waiting.pop(0), self._disk, self._base)
         return [result if isinstance(result, LoadFailed) else map_packed(*result)]
 
     def put(self, folder: Path) -> str:
@@ -92,7 +133,8 @@ class EngineWorld:
         loaders: list[FolderLoader] = []
 
         def build_loader(spec: BaseSpec, dtype: str) -> FolderLoader:
-            loaders.append(FolderLoader(cache / "adapters", spec, dtype))
+            limited = msgspec.structs.replace(spec, max_lora_rank=config.max_lora_rank)
+            loaders.append(FolderLoader(cache / "adapters", base, limited, dtype))
             return loaders[0]
 
         self.engine: Engine = build_engine(config, build_loader)
@@ -175,13 +217,58 @@ class PeftJudge:
         return self.model(input_ids=inputs).logits[0]
 
 
-def assert_logits_close(ours: Tensor, reference: Tensor, *, atol: float, gap: float) -> None:
+class SavedJudge:
+    """The base in transformers with one adapter at a time, each as PEFT reads it back from its own folder."""
+
+    def __init__(self, base: Path, kinds: dict[str, dict[str, Any]], out: Path, *, std: float) -> None:
+        self._base = base
+        self.folders = {name: out / name for name in kinds}
+        for seed, (name, fields) in enumerate(kinds.items()):
+            with _quiet():
+                model = get_peft_model(self._load_base(), LoraConfig(task_type="CAUSAL_LM", **fields))
+                _train(model, seed, std)
+                model.save_pretrained(out / name)
+
+    @torch.inference_mode()
+    def logits(self, ids_list: list[list[int]], name: str) -> list[Tensor]:
+        """float32 [len(ids), V] of one adapter for each prompt."""
+        with _quiet():
+            model = PeftModel.from_pretrained(self._load_base(), self.folders[name]).eval()
+        return [model(input_ids=torch.tensor([ids])).logits[0] for ids in ids_list]
+
+    def _load_base(self) -> Any:
+        return AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """PEFT warns of tied heads and of the shapes of lora_bias, which are meant here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _train(model: PeftModel, seed: int, std: float) -> None:
+    """Give what training would change other values: LoRA factors of its own, the rest near what it was."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for path, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_factor = ".lora_A." in path or ".lora_B." in path or ".lora_embedding_" in path
+            parameter.data = noise * std if is_factor else parameter.data + noise * _spread(parameter)
+
+
+def _spread(parameter: Tensor) -> float:
+    return 0.3 * max(float(parameter.float().pow(2).mean().sqrt()), 0.05)
+
+
+def assert_logits_close(ours: Tensor, reference: Tensor, *, atol: float, gap: float, name: str | None = None) -> None:
     """Within `atol` everywhere, and the same first choice wherever the reference's first two are `gap` apart."""
     difference = (ours - reference).abs().max().item()
-    assert difference <= atol, f"logits differ by {difference:.2e}, allowed {atol:.0e}"
+    assert difference <= atol, f"{name}: logits differ by {difference:.2e}, allowed {atol:.0e}"
     top = reference.topk(2, dim=-1).values
     clear = top[:, 0] - top[:, 1] > gap
-    assert torch.equal(ours.argmax(-1)[clear], reference.argmax(-1)[clear])
+    assert torch.equal(ours.argmax(-1)[clear], reference.argmax(-1)[clear]), name
 
 
 def assert_greedy_matches(ours: list[int], reference: Tensor, num_prompt: int, *, gap: float) -> int:
