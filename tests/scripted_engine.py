@@ -33,12 +33,18 @@ class ScriptedEngine:
         self.sent: dict[str, int] = {}
         self.resident: list[str] = []
         self.state_changes: dict[str, Any] = {}
+        self.failed: dict[str, dict[str, Any]] = {}
+        self.quarantined: dict[str, dict[str, Any]] = {}
+        self.dropped: list[str] = []
         self.known: dict[str, dict[str, Any]] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
         if path == "/internal/state":
             await _send_json(send, 200, self._state())
+        elif path.startswith("/internal/adapters/") and scope["method"] == "DELETE":
+            self._drop(path.split("/")[3])
+            await _send_json(send, 204, None)
         elif path.startswith("/internal/requests/"):
             await self._serve_request(path, scope["method"], send)
         else:
@@ -52,8 +58,27 @@ class ScriptedEngine:
             "running": 0,
             "slots": [{"slot": 0, "state": "ready", "digest": digest} for digest in self.resident],
             "model": {"name": "tiny", "fingerprint": FINGERPRINT},
+            "failed": self.failed,
+            "quarantined": self.quarantined,
             **self.state_changes,
         }
+
+    def fail_load(self, digest: str, **changes: Any) -> None:
+        """Have given up to load a digest, for a cause in its bytes."""
+        self.failed[digest] = {
+            "reason": "The adapter's bytes do not match its digest; upload it again.",
+            "code": "digest_mismatch",
+            "attempts": 5,
+            "is_content": True,
+            "is_final": True,
+            "retry_in_s": None,
+            **changes,
+        }
+
+    def _drop(self, digest: str) -> None:
+        self.dropped.append(digest)
+        self.failed.pop(digest, None)
+        self.quarantined.pop(digest, None)
 
     async def _serve_request(self, path: str, method: str, send: Any) -> None:
         request_id = path.split("/")[3]
@@ -256,7 +281,7 @@ async def _send_json(send: Any, status: int, body: Any, **headers: str) -> None:
     found = {"content-type": "application/json", **headers}
     pairs = [(name.encode(), value.encode()) for name, value in found.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+    await send({"type": "http.response.body", "body": b"" if body is None else json.dumps(body).encode()})
 
 
 @asynccontextmanager

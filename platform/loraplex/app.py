@@ -24,7 +24,7 @@ from litestar.types import ASGIApp
 from loraplex.db.claim import Claim
 from loraplex.db.database import Database
 from loraplex.db.revision import check_revision
-from loraplex.errors import LoraplexError, SettingsError, StartError
+from loraplex.errors import LoraplexError, SettingsError, StartError, UnavailableError
 from loraplex.fleet.fleet import Fleet
 from loraplex.fleet.pools import parse_pools
 from loraplex.gateway.authentication import Authenticator
@@ -36,6 +36,7 @@ from loraplex.gateway.inference import Inference
 from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.names import NameIndex
 from loraplex.gateway.problem import describe
+from loraplex.gateway.quarantine import QuarantineWatch
 from loraplex.gateway.recovery import DoneFinder
 from loraplex.gateway.routes.inference import build_inference_router
 from loraplex.gateway.routes.keys import build_key_router
@@ -81,6 +82,8 @@ class Gateway:
         self.drain = Drain()
         self.signer = load_signer(settings.signing_key, settings.data_dir)
         self.fleet = Fleet(parse_pools(settings.pools), self._sign_as_platform, self.names.find_fingerprint)
+        self.fleet.on_view = QuarantineWatch(self.names, self._quarantine_failed, self.metrics).act
+        registry.know_engines(self.fleet.forget_failure)
         self.app = self._build_app()
 
     async def start(self) -> None:
@@ -129,17 +132,14 @@ class Gateway:
             except Exception as error:  # noqa: BLE001 - the next request tries again and tells its client
                 _log.warning("names could not be read: %r", error)
 
+    async def _quarantine_failed(self, digest: str, message: str) -> int:
+        try:
+            return await self._registry.quarantine_failed(digest, message, _build_platform_identity())
+        except RegistryError as error:
+            raise UnavailableError(error.message) from error
+
     def _sign_as_platform(self) -> str:
-        identity = Identity(
-            role="admin",
-            tenant_id=None,
-            tenant=None,
-            scopes=(),
-            key_id="gateway",
-            actor="gateway",
-            request_id=new_public_id("req"),
-        )
-        return self.signer.sign(identity, "engine")
+        return self.signer.sign(_build_platform_identity(), "engine")
 
     def _build_app(self) -> ASGIApp:
         authenticator = Authenticator(self.directory, self._pepper)
@@ -177,6 +177,18 @@ class Gateway:
             headers=problem.all_headers,
             media_type="application/json",
         )
+
+
+def _build_platform_identity() -> Identity:
+    return Identity(
+        role="admin",
+        tenant_id=None,
+        tenant=None,
+        scopes=(),
+        key_id="gateway",
+        actor="gateway",
+        request_id=new_public_id("req"),
+    )
 
 
 def _create_registry(settings: Settings) -> Registry:

@@ -1,5 +1,8 @@
 """The engines of all pools: one client each, asked for their state once a second. Only `Fleet` writes the view.
 
+Whoever acts on the view does it in `on_view`, before the next look: so what engines were told to forget in between is
+in no view that is still acted on.
+
 A replica that refuses a connection is out at once; one that is only slow gets three tries.
 """
 
@@ -9,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +26,7 @@ POLL_EVERY_S = 1.0
 _MAX_SLOW_POLLS = 3
 _POLL_TIMEOUT_S = 5.0
 _RESOLVE_TIMEOUT_S = 2.0
+_FORGET_TIMEOUT_S = 5.0
 _DNS = "dns+"
 _log = logging.getLogger(__name__)
 
@@ -49,7 +53,9 @@ class Fleet:
         self._slow_polls: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
         self._task: asyncio.Task[None] | None = None
+        self._look_lock = asyncio.Lock()
         self.view = FleetView()
+        self.on_view: Callable[[FleetView], Awaitable[None]] = _ignore_view
 
     async def start(self) -> None:
         """Ask all engines once, then go on once a second."""
@@ -88,7 +94,35 @@ class Fleet:
             self._in_flight[url] -= 1
 
     async def poll(self) -> None:
-        """Ask every engine for its state and replace the view."""
+        """Ask every engine for its state, replace the view and let `on_view` act on it."""
+        async with self._look_lock:
+            await self._look()
+            await self.on_view(self.view)
+
+    async def forget_failure(self, digest: str) -> None:
+        """Make the engines that cannot load `digest`, or have quarantined it, forget so; they drop it and may try anew.
+
+        An engine that cannot be reached keeps its opinion, and may show it again.
+        """
+        async with self._look_lock:
+            await self._look()
+            urls = [
+                replica.url
+                for replica in self.view.replicas
+                if digest in replica.failed or digest in replica.quarantined
+            ]
+            await asyncio.gather(*(self._drop(url, digest) for url in urls))
+            await self._look()
+
+    async def _drop(self, url: str, digest: str) -> None:
+        try:
+            async with asyncio.timeout(_FORGET_TIMEOUT_S):
+                await self.client(url).drop_adapter(digest)
+        except (UnreachableError, ReplicaFailedError, TimeoutError) as error:
+            # running requests may keep it longer; what it remembered against the digest is gone at once
+            _log.info("engine %s did not confirm to have dropped %s: %r", url, digest, error)
+
+    async def _look(self) -> None:
         places = [(pool, url) for pool in self._pools for url in await _resolve(pool.engines)]
         replicas = await asyncio.gather(*(self._poll_one(pool, url) for pool, url in places))
         before = {replica.url: replica.problem for replica in self.view.replicas}
@@ -133,6 +167,10 @@ class Fleet:
         if known is not None and self._slow_polls[url] < _MAX_SLOW_POLLS:
             return known
         return _down(pool, url, "it does not say its state")
+
+
+async def _ignore_view(view: FleetView) -> None:
+    """Nobody acts on what is seen."""
 
 
 def _down(pool: Pool, url: str, problem: str) -> Replica:

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
+
+
+class FailedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A digest that a replica could not load.
+
+    `is_content` says that its bytes are to blame, not store, network or memory; `is_final` that the replica has given
+    up; else it tries again in `retry_in_s` seconds when asked to.
+    """
+
+    reason: str
+    code: str
+    attempts: int
+    is_content: bool
+    is_final: bool
+    retry_in_s: float | None = None
+
+
+class HarmfulAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A digest that a replica has quarantined for itself after `strikes` harmed requests."""
+
+    reason: str
+    strikes: int
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +42,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     problem: str | None
     resident: frozenset[str] = frozenset()
+    in_memory: frozenset[str] = frozenset()
+    failed: dict[str, FailedLoad] = {}
+    quarantined: dict[str, HarmfulAdapter] = {}
     num_waiting: int = 0
     num_running: int = 0
     state: dict[str, Any] = {}
@@ -45,7 +73,10 @@ def choose_replica(
     in_flight: Mapping[str, int],
     exclude: Collection[str] = (),
 ) -> Replica | None:
-    """Return the replica for a request: where the adapter is resident, then the least loaded; None if none serves.
+    """Return the replica for a request: by what it did with the adapter, then the least loaded; None if none serves.
+
+    An adapter that one replica has quarantined goes where it is resident and well, and nowhere else: there the replica
+    itself refuses it. One that failed to load goes where it is not known yet.
 
     Args:
         view: What is known.
@@ -60,11 +91,40 @@ def choose_replica(
         if replica.base == base and replica.problem is None and replica.url not in exclude
     ]
 
-    def cost(replica: Replica) -> tuple[bool, int, str]:
-        is_cold = digest is not None and digest not in replica.resident
-        return is_cold, max(replica.load, in_flight.get(replica.url, 0)), replica.url
+    def cost(replica: Replica) -> tuple[int, int, str]:
+        return _rank(replica, digest), max(replica.load, in_flight.get(replica.url, 0)), replica.url
 
     return min(able, key=cost, default=None)
+
+
+def find_unloadable(view: FleetView) -> dict[tuple[str, str], str]:
+    """Return the digests whose bytes no replica can load, by (base, digest), with the cause.
+
+    That is: every serving replica that tried has given up, because of the bytes. One that failed for another reason, or
+    still tries, may yet load them.
+    """
+    reasons: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    hopeful: set[tuple[str, str]] = set()
+    for replica in view.replicas:
+        if replica.problem is not None:
+            continue
+        hopeful |= {(replica.base, digest) for digest in replica.resident | replica.in_memory}
+        for digest, load in replica.failed.items():
+            reasons[replica.base, digest].append(load.reason)
+            if not (load.is_content and load.is_final):
+                hopeful.add((replica.base, digest))
+    return {key: found[0] for key, found in reasons.items() if key not in hopeful}
+
+
+def _rank(replica: Replica, digest: str | None) -> int:
+    """How willing a replica is to serve a digest, 0 the most."""
+    if digest is None:
+        return 0
+    if digest in replica.quarantined:
+        return 1
+    if digest in replica.resident:
+        return 0
+    return 3 if digest in replica.failed else 2
 
 
 def read_replica(url: str, pool: str, base: str, state: dict[str, Any], fingerprint: str | None) -> Replica:
@@ -80,6 +140,9 @@ def read_replica(url: str, pool: str, base: str, state: dict[str, Any], fingerpr
         base=base,
         problem=_find_problem(base, reported, fingerprint, state),
         resident=_resident(state),
+        in_memory=_in_memory(state),
+        failed=_read(state, "failed", dict[str, FailedLoad]),
+        quarantined=_read(state, "quarantined", dict[str, HarmfulAdapter]),
         num_waiting=_count(state, "waiting"),
         num_running=_count(state, "running"),
         state=state,
@@ -102,6 +165,19 @@ def _resident(state: dict[str, Any]) -> frozenset[str]:
     slots = state.get("slots", [])
     found = [slot.get("digest") for slot in slots if isinstance(slot, dict)] if isinstance(slots, list) else []
     return frozenset(digest for digest in found if isinstance(digest, str))
+
+
+def _in_memory(state: dict[str, Any]) -> frozenset[str]:
+    found = state.get("host", [])
+    return frozenset(digest for digest in found if isinstance(digest, str)) if isinstance(found, list) else frozenset()
+
+
+def _read(state: dict[str, Any], name: str, kind: type[T]) -> T:
+    """What a replica says of digests; an engine of another release that says it differently says nothing."""
+    try:
+        return msgspec.convert(state.get(name, {}), kind)
+    except msgspec.ValidationError:
+        return msgspec.convert({}, kind)
 
 
 def _count(state: dict[str, Any], name: str) -> int:

@@ -37,6 +37,17 @@ class GatewayMetrics:
         self._replica_up = Gauge(
             "loraplex_replica_up", "Whether a replica gets traffic", ["pool", "replica"], registry=self.registry
         )
+        self._refused = Gauge(
+            "loraplex_replica_adapters_refused",
+            "Adapters that a replica could not load, or has quarantined for itself",
+            ["pool", "replica", "cause"],
+            registry=self.registry,
+        )
+        self._quarantines = Counter(
+            "loraplex_adapter_quarantines",
+            "Versions quarantined because no engine can load them",
+            registry=self.registry,
+        )
         self._known: set[tuple[str, str]] = set()
 
     def count_answer(self, route: str, status: int) -> None:
@@ -46,6 +57,10 @@ class GatewayMetrics:
     def count_refusal(self, code: str) -> None:
         """Count one error by its code; a code that is not in our table is `other`."""
         self._rejected.labels(code if code in CODE_TO_STATUS else _OTHER).inc()
+
+    def count_quarantines(self, num_versions: int) -> None:
+        """Count versions that were quarantined."""
+        self._quarantines.inc(num_versions)
 
     def count_generation(
         self, tenant: str, adapter: str, outcome: str, *, prompt_tokens: int, completion_tokens: int
@@ -59,8 +74,11 @@ class GatewayMetrics:
     def render(self, fleet: FleetView) -> bytes:
         """Return the text of a scrape."""
         self._replica_up.clear()
+        self._refused.clear()
         for replica in fleet.replicas:
             self._replica_up.labels(replica.pool, replica.name).set(replica.problem is None)
+            self._refused.labels(replica.pool, replica.name, "load").set(len(replica.failed))
+            self._refused.labels(replica.pool, replica.name, "output").set(len(replica.quarantined))
         return generate_latest(self.registry)
 
     def _cap(self, tenant: str, adapter: str) -> tuple[str, str]:

@@ -83,6 +83,15 @@ class NameIndex:
             return next((adapter for adapter in adapters if LIVE not in adapter.aliases), None)
         return default
 
+    def has_ready(self, base: str, digest: str) -> bool:
+        """Whether a version of that content is ready, whoever's it is."""
+        return any(
+            version.digest == digest and version.state == "ready"
+            for adapter in self._id_to_adapter.values()
+            if adapter.base == base
+            for version in adapter.versions
+        )
+
     def bases(self) -> list[BaseName]:
         """All bases by name."""
         return sorted(self._bases.values(), key=lambda base: base.name)

@@ -149,14 +149,18 @@ def _check_state(model: str, version: VersionName) -> VersionName:
     if version.state == "ready":
         return version
     if version.state == "quarantined":
-        raise AdapterQuarantinedError(
-            f"{model}: version {version.number} is quarantined; its report says why", param="model"
-        )
+        raise AdapterQuarantinedError(_explain_quarantine(model, version), param="model")
     if version.state == "validating":
         raise AdapterLoadingError(f"{model}: version {version.number} is still being validated", param="model")
     raise AdapterRetiredError(
         f"{model}: version {version.number} is {version.state}; restore it or call another", param="model"
     )
+
+
+def _explain_quarantine(model: str, version: VersionName) -> str:
+    found = version.quarantine
+    cause = "" if found is None else f" since {found.since} ({found.reason}: {found.message.rstrip('.')})"
+    return f"{model}: version {version.number} is quarantined{cause}; upload a new version, or let an admin release it"
 
 
 def _not_found(model: str) -> ModelNotFoundError:
