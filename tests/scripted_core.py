@@ -210,13 +210,13 @@ async def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
 
 
 @asynccontextmanager
-async def running_rig(folder: Path, base: Path, **facts: Any) -> AsyncIterator[Rig]:
+async def running_rig(folder: Path, base: Path, *, has_test_hooks: bool = False, **facts: Any) -> AsyncIterator[Rig]:
     """Start front, server and scripted core; everything ends with the block."""
     tokenizer, client = Tokenizer(base), CoreClient()
     front = Front(tokenizer, client)
     core = ScriptedCore(lambda text: tokenizer.encode_prompt(text, add_special_tokens=False))
     core.facts = build_facts(**facts)
-    server = build_server(front, TokenVerifier([SIGNER.public_pem], "engine"))
+    server = build_server(front, TokenVerifier([SIGNER.public_pem], "engine"), has_test_hooks=has_test_hooks)
     context = zmq.asyncio.Context()
     link = CoreLink(context, folder, 0)
     uds = str(folder / "http")

@@ -52,6 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request may wait in the queue."""
     cpu_threads: int = 0
     """Threads of the step loop; 0 = the cores this process may use."""
+    has_test_hooks: bool = False
+    """Open the routes below `/internal/test`; on loopback only. LORAPLEX_TEST_HOOKS."""
 
     @property
     def num_cpu_loras(self) -> int:

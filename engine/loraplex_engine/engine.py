@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.errors import EngineError, StepFailedError
+from loraplex_engine.errors import EngineError, RequestError, StepFailedError
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.packed import LoadDone, LoadFailed
 from loraplex_engine.lora.residency import Residency
@@ -83,6 +83,24 @@ class Engine:
         if event is not None:
             self._observe_ends([event])
         return event
+
+    def fail(self, request_id: str, error: RequestError) -> TokenEvent | None:
+        """End a request now with an error, as `abort` does without one."""
+        event = self.scheduler.fail(request_id, error)
+        if event is not None:
+            self._observe_ends([event])
+        return event
+
+    def poison(self) -> tuple[int, int]:
+        """Overwrite with NaN what nobody uses, for tests: free KV blocks, whose prefixes are forgotten, EMPTY slots.
+
+        Returns:
+            How many blocks, how many slots.
+        """
+        block_ids = self.pool.forget_free()
+        slot_ids = [i for i, slot in enumerate(self.residency.slots.slots) if slot.state is SlotState.EMPTY]
+        self._runner.poison(block_ids, slot_ids)
+        return len(block_ids), len(slot_ids)
 
     def score(self, requests: Sequence[Request]) -> list[Tensor]:
         """Logits of every prompt position of each request, through the same scheduler, batch and kernels as serving.

@@ -97,7 +97,8 @@ def build_config(args: argparse.Namespace, settings: Mapping[str, str], base: Pa
         _check_later(later, _find(later.name, args, settings))
     given = {flag.field: _parse(flag, text) for flag in FLAGS if (text := _find(flag.name, args, settings)) is not None}
     if (switch := _find(PREFIX_CACHING, args, settings)) is not None:
-        given["enable_prefix_caching"] = _parse_switch(PREFIX_CACHING, switch)
+        given["enable_prefix_caching"] = _parse_switch(f"--{PREFIX_CACHING}", switch)
+    given["has_test_hooks"] = _parse_switch("LORAPLEX_TEST_HOOKS", settings.get("test_hooks", "0"))
     registry_url = args.registry_url or settings.get("registry_url", "")
     return check_config(
         EngineConfig(base=str(base), cache_dir=str(cache_dir), registry_url=registry_url.rstrip("/"), **given)
@@ -122,7 +123,7 @@ def _parse(flag: Flag, text: str) -> Any:
 def _parse_switch(name: str, text: str) -> bool:
     value = {"1": True, "true": True, "0": False, "false": False}.get(text.lower())
     if value is None:
-        raise ConfigError(f"--{name} is {text!r}, but must be 1 or 0.")
+        raise ConfigError(f"{name} is {text!r}, but must be 1 or 0.")
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -49,6 +50,12 @@ class ModelRunner:
             return StepResult({}, num_base_gemms=num_gemms)
         adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
         return self._read(wanted, self._model.logits(hidden[row_indices], adapters), num_gemms)
+
+    def poison(self, block_ids: list[int], slot_ids: list[int]) -> None:
+        """Overwrite KV blocks with NaN and let EMPTY slots point to it, so that a stray read is seen."""
+        self._cache.fill(block_ids, math.nan)
+        for slot_id in slot_ids:
+            self._table.poison(slot_id)
 
     def _build_inputs(self, plan: StepPlan, slot_of_row: list[int]) -> StepInputs:
         rows = plan.rows

@@ -7,7 +7,7 @@ the files hold. The order of its calls is the order in which a team should mend 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,7 +40,7 @@ __all__ = ["check_adapter", "check_names"]
 
 
 def check_adapter(
-    files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool = False
+    files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool = False, tolerated: Collection[str] = ()
 ) -> tuple[Report, AdapterPlan | None]:
     """Judge an adapter.
 
@@ -48,9 +48,11 @@ def check_adapter(
         files: the folder's files by name; the paths may lie anywhere and are only read.
         base: the base that the adapter is for; its `max_lora_rank` is the limit that holds.
         forced_base: an administrator named the base, so a config of another name is only a warning.
+        tolerated: checks that may fail and the plan is built all the same; for test hooks only.
 
     Returns:
-        The report, and the plan for serving the adapter; the plan is None exactly where the verdict is `fail`.
+        The report, and the plan for serving the adapter; the plan is None exactly where a check failed that is not
+        tolerated.
 
     Raises:
         OSError: a file cannot be read, or no helper process can be started; says nothing about the adapter.
@@ -64,7 +66,7 @@ def check_adapter(
     if config is not None:
         judge_base_name(config.base_name, base, findings, forced=forced_base)
     plan = _judge_weights_file(files, config, base, findings)
-    is_refused = findings.has_failed()
+    is_refused = any(check.verdict == "fail" and check.name not in tolerated for check in findings.checks())
     report = build_report(
         findings.checks(), honoured=_honoured(config, plan), refused=config.refused if config is not None else {}
     )

@@ -94,7 +94,7 @@ SETTINGS: tuple[Setting, ...] = (
     _later("LORAPLEX_METRICS_LISTEN", (_GATEWAY, _UP), "Address for /metrics alone, HOST:PORT"),
     Setting("LORAPLEX_LOG_LEVEL", _SERVERS, "debug, info, warning or error", "info"),
     Setting("LORAPLEX_NATIVE", (_ENGINE, _UP), "0 uses the torch forms instead of compiled code", "1"),
-    _later("LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens test routes on loopback"),
+    Setting("LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens routes for tests on an engine that listens on loopback", "0"),
     _engine_flag("MAX_MODEL_LEN", "Longest prompt plus answer, tokens; default: the base's"),
     _engine_flag("MAX_NUM_SEQS", "Requests that run at once; default 16"),
     _engine_flag("MAX_NUM_BATCHED_TOKENS", "Tokens computed in one step, at most; default 512"),

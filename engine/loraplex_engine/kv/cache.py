@@ -15,6 +15,11 @@ class KVCache:
     k: list[Tensor]
     v: list[Tensor]
 
+    def fill(self, block_ids: list[int], value: float) -> None:
+        """Overwrite whole blocks in every layer."""
+        for tensor in (*self.k, *self.v):
+            tensor[block_ids] = value
+
 
 def build_kv_cache(
     num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -78,6 +78,12 @@ class BlockPool:
             if self._counts[block_id] == 0:
                 self._free[block_id] = None
 
+    def forget_free(self) -> list[int]:
+        """Forget the prefixes that free blocks keep; returns those blocks, whose content is now nobody's."""
+        for block_id in self._free:
+            self._forget(block_id)
+        return list(self._free)
+
     def check_integrity(self) -> None:
         """Assert that held and free blocks add up and that the prefix index is one to one."""
         held = {block_id for block_id, count in enumerate(self._counts) if count > 0}
@@ -90,17 +96,25 @@ class BlockPool:
 
     def _take_oldest(self) -> int:
         block_id, _ = self._free.popitem(last=False)
+        self._forget(block_id)
+        self._counts[block_id] = 1
+        return block_id
+
+    def _forget(self, block_id: int) -> None:
         known_hash = self._hash_of[block_id]
         if known_hash is not None:
             del self._hash_to_block[known_hash]
             self._hash_of[block_id] = None
-        self._counts[block_id] = 1
-        return block_id
 
 
-def prefix_seed(digest: str | None, tenant_id: str) -> bytes:
-    """Start of a request's hash chain: no prefix is shared across adapter versions or tenants."""
-    return hashlib.blake2b(f"{digest or 'base'}\0{tenant_id}".encode(), digest_size=16).digest()
+def prefix_seed(tenant_id: str) -> bytes:
+    """Start of a request's hash chain: no prefix is shared across tenants."""
+    return hashlib.blake2b(tenant_id.encode(), digest_size=16).digest()
+
+
+def enter_adapter(previous: bytes, digest: str, adapter_start: int) -> bytes:
+    """Turn a chain of base blocks into an adapter's, which no other version shares, nor one that began elsewhere."""
+    return hashlib.blake2b(f"{digest}\0{adapter_start}".encode(), key=previous, digest_size=16).digest()
 
 
 def chain_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:

@@ -21,7 +21,9 @@ from loraplex_engine.engine import Engine, observe_load
 from loraplex_engine.errors import ConfigError, StartupError
 from loraplex_engine.kv.cache import block_bytes, build_kv_cache
 from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.loop.hooks import TOLERATED, Hooks
 from loraplex_engine.lora.bank import DeviceBank
+from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.lora.residency import Loader, Residency
 from loraplex_engine.metrics import EngineMetrics
@@ -220,16 +222,28 @@ def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[Bas
     """How a serving core makes its loader: a helper process with the registry's address and key."""
 
     def build(spec: BaseSpec, dtype_name: str) -> LoaderProcess:
-        limit = min(spec.max_lora_rank, config.max_lora_rank)
         return LoaderProcess(
             cache_dir=config.cache_dir,
-            base=msgspec.structs.replace(spec, max_lora_rank=limit),
+            base=_limit_rank(spec, config),
             dtype=dtype_name,
+            tolerated=TOLERATED if config.has_test_hooks else (),
             registry_url=config.registry_url,
             engine_key=engine_key,
         )
 
     return build
+
+
+def build_hooks(config: EngineConfig, engine: Engine) -> Hooks | None:
+    """The test hooks of a core, None unless LORAPLEX_TEST_HOOKS asks for them."""
+    if not config.has_test_hooks:
+        return None
+    base = _limit_rank(load_spec(Path(config.base)), config)
+    return Hooks(engine, AdapterDisk(Path(config.cache_dir) / "adapters", base, None, tolerated=TOLERATED))
+
+
+def _limit_rank(spec: BaseSpec, config: EngineConfig) -> BaseSpec:
+    return msgspec.structs.replace(spec, max_lora_rank=min(spec.max_lora_rank, config.max_lora_rank))
 
 
 def _join(config: EngineConfig, facts: CoreReady, runner: ModelRunner, bank: DeviceBank, loader: Loader) -> Engine:

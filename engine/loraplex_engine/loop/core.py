@@ -18,8 +18,9 @@ from loraplex_engine.config import CoreLaunch
 from loraplex_engine.core.request import Request
 from loraplex_engine.engine import Engine
 from loraplex_engine.errors import EngineError, RequestError
-from loraplex_engine.loop.assembly import build_engine, build_loader_process
+from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process
 from loraplex_engine.loop.calls import AdapterCalls
+from loraplex_engine.loop.hooks import Hooks
 from loraplex_engine.wire import messages as wire
 
 _log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def run_core(launch: CoreLaunch) -> int:
         outbox.close(linger=2000)
         return 3
     send(engine.facts)
-    CoreLoop(engine, inbox, send, launch.config.adapter_load_timeout_s).run()
+    CoreLoop(engine, inbox, send, launch.config.adapter_load_timeout_s, build_hooks(launch.config, engine)).run()
     return 0
 
 
@@ -68,8 +69,10 @@ class CoreLoop:
         inbox: zmq.Socket[bytes],
         send: Callable[[wire.ToFront], None],
         call_timeout_s: float,
+        hooks: Hooks | None = None,
     ) -> None:
         self._engine = engine
+        self._hooks = hooks
         self._inbox = inbox
         self._send = send
         self._calls = AdapterCalls(engine.residency, call_timeout_s, time.monotonic)
@@ -85,6 +88,8 @@ class CoreLoop:
         """Hear what has arrived, make one step, tell what came of it."""
         self._hear(self._patience_ms())
         events = self._engine.step()
+        if self._hooks is not None:
+            events += self._hooks.kill_doomed()
         if events:
             self._send(wire.TokenEvents(events))
         for reply in self._calls.settle():
@@ -148,8 +153,12 @@ class CoreLoop:
             return wire.TokenEvent(message.request_id, [], "error", info, request.stats(time.monotonic()))
         return None
 
-    def _answer(self, message: wire.GetState | wire.GetMetrics) -> wire.Reply:
+    def _answer(self, message: wire.GetState | wire.GetMetrics | wire.HookCall) -> wire.Reply:
         try:
+            if not isinstance(message, wire.GetState | wire.GetMetrics):
+                # the front has no route for it either
+                assert self._hooks is not None, "test hooks are closed"
+                return self._hooks.answer(message)
             body: dict[str, Any] | bytes
             body = self._engine.state() if isinstance(message, wire.GetState) else self._engine.metrics.to_text()
         except Exception as error:  # noqa: BLE001 - a failed look must not end the requests

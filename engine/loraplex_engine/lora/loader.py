@@ -31,9 +31,10 @@ class LoaderProcess:
         dtype: str,
         registry_url: str = "",
         engine_key: str = "",
+        tolerated: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._launch = WorkerLaunch(cache_dir, base, dtype, registry_url, engine_key)
+        self._launch = WorkerLaunch(cache_dir, base, dtype, registry_url, engine_key, tolerated)
         self._clock = clock
         self._in_flight: set[str] = set()
         self._num_deaths = 0

@@ -51,6 +51,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     dtype: str
     registry_url: str
     engine_key: str
+    tolerated: tuple[str, ...] = ()
+    """Checks that an adapter may fail; test hooks only."""
 
 
 def main() -> int:
@@ -59,7 +61,7 @@ def main() -> int:
     launch = msgspec.msgpack.decode(core.recv_bytes(), type=WorkerLaunch)
     become_background()
     client = ArtifactClient(launch.registry_url, launch.engine_key) if launch.registry_url else None
-    disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client)
+    disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client, launch.tolerated)
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve(core, lambda digest: load(digest, disk, launch.dtype))
     return 0

@@ -96,6 +96,11 @@ class Scheduler:
         request = self._id_to_request.get(request_id)
         return None if request is None else self._finish(request, reason)
 
+    def fail(self, request_id: str, error: RequestError) -> TokenEvent | None:
+        """End a request now with an error; None if it is not here (any more)."""
+        request = self._id_to_request.get(request_id)
+        return None if request is None else self._fail(request, error)
+
     def fail_waiting(self, digest: str, error: RequestError) -> list[TokenEvent]:
         """End the waiting requests of an adapter that could not be loaded."""
         doomed = [request for request in self.waiting if request.digest == digest]

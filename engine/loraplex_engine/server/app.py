@@ -15,6 +15,7 @@ from loraplex_engine.errors import InvalidRequestError, ModelNotFoundError, NotF
 from loraplex_engine.server.call import read_caller, read_json
 from loraplex_engine.server.front import Front, build_state
 from loraplex_engine.server.guard import build_guard
+from loraplex_engine.server.hook import HOOK_ROUTES
 from loraplex_engine.server.http_error import handle_exception
 from loraplex_engine.wire.done import BASE_DIGEST, DIGEST, RequestStatus
 from loraplex_engine.wire.messages import DropAdapter, GetMetrics, GetState, LoadAdapter
@@ -119,10 +120,10 @@ async def show_health() -> dict[str, str]:
 
 
 @get("/readyz")
-async def show_readiness(front: NamedDependency[Front]) -> dict[str, str]:
-    """Say whether requests are taken now."""
+async def show_readiness(front: NamedDependency[Front], state: State) -> dict[str, Any]:
+    """Say whether requests are taken now, and whether the engine is open for tests."""
     facts = front.core.get_facts()
-    return {"status": "serving", "model": facts.name}
+    return {"status": "serving", "model": facts.name} | ({"test_hooks": True} if state["has_test_hooks"] else {})
 
 
 @get("/metrics")
@@ -169,18 +170,18 @@ _INTERNAL_ROUTES = (
 )
 
 
-def build_app(front: Front, verifier: TokenVerifier) -> Litestar:
-    """Return the app: everything but /healthz behind the token guard."""
+def build_app(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool = False) -> Litestar:
+    """Return the app: everything but /healthz behind the token guard, and routes for tests only if asked for."""
     guarded = Router(
         "/",
-        route_handlers=[*_OPENAI_ROUTES, *_INTERNAL_ROUTES],
+        route_handlers=[*_OPENAI_ROUTES, *_INTERNAL_ROUTES, *(HOOK_ROUTES if has_test_hooks else ())],
         guards=[build_guard(verifier)],
     )
     return Litestar(
         [guarded, show_health],
         dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
         exception_handlers={Exception: handle_exception},
-        state=State({"metrics": front.metrics}),
+        state=State({"metrics": front.metrics, "has_test_hooks": has_test_hooks}),
         openapi_config=None,
         logging_config=None,
         request_max_body_size=None,

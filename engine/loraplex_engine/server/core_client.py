@@ -25,6 +25,7 @@ from loraplex_engine.wire.messages import (
     ErrorInfo,
     GetMetrics,
     GetState,
+    HookCall,
     LoadAdapter,
     Reply,
     ToCore,
@@ -37,7 +38,7 @@ _log = logging.getLogger(__name__)
 _GONE = ErrorInfo(code=ReplicaFailedError.code, message=str(ReplicaFailedError()))
 
 Sink = Callable[[TokenEvent], None]
-Call = type[LoadAdapter | DropAdapter | GetState | GetMetrics | Drain]
+Call = type[LoadAdapter | DropAdapter | GetState | GetMetrics | Drain | HookCall]
 
 
 class CoreClient:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -69,6 +70,8 @@ def main(config: EngineConfig, settings: Mapping[str, str], *, core_command: Seq
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     secrets = read_secrets(settings)
     listener = _listen(settings.get("listen", DEFAULT_LISTEN))
+    if config.has_test_hooks:
+        _check_hooks(listener)
     command = core_command or (sys.executable, "-m", "loraplex_engine", "core")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(config, secrets, command, listener))
@@ -114,6 +117,19 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
+def _check_hooks(listener: socket.socket) -> None:
+    """Say loudly that the routes for tests are open.
+
+    Raises:
+        ConfigError: Others than this machine could reach them.
+    """
+    host = listener.getsockname()[0]
+    if not ipaddress.ip_address(host).is_loopback:
+        listener.close()
+        raise ConfigError(f"LORAPLEX_TEST_HOOKS is for tests on one machine: listen on 127.0.0.1, not on {host}.")
+    _log.warning("LORAPLEX_TEST_HOOKS is set: /internal/test reaches past the checks; never serve anybody like this")
+
+
 class _Server(uvicorn.Server):
     """Uvicorn without its signal handlers: this process has its own order of ending."""
 
@@ -122,10 +138,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-def build_server(front: Front, verifier: TokenVerifier) -> uvicorn.Server:
+def build_server(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool = False) -> uvicorn.Server:
     """Return the HTTP server of a front, not yet started."""
     settings = uvicorn.Config(
-        build_app(front, verifier),
+        build_app(front, verifier, has_test_hooks=has_test_hooks),
         http=BoundedProtocol,
         ws="none",
         lifespan="off",
@@ -148,7 +164,8 @@ async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], l
 
     core = CoreProcess(command, build_launch, client)
     front.metrics.core_restarts.set_function(lambda: core.num_restarts)
-    await run_front(front, core, build_server(front, _build_verifier(secrets)), listener)
+    server = build_server(front, _build_verifier(secrets), has_test_hooks=config.has_test_hooks)
+    await run_front(front, core, server, listener)
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:

@@ -105,7 +105,29 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     call_id: int
 
 
-ToCore = AddRequest | AbortRequest | LoadAdapter | DropAdapter | GetState | GetMetrics | Drain
+class BindFolder(msgspec.Struct, frozen=True, tag="test_bind"):
+    """Test hook: make the PEFT folder at `path` loadable by its digest, although a check of its values fails."""
+
+    call_id: int
+    path: str
+
+
+class PoisonFree(msgspec.Struct, frozen=True, tag="test_poison"):
+    """Test hook: overwrite with NaN what nobody uses, free KV blocks and EMPTY slots."""
+
+    call_id: int
+
+
+class KillRequest(msgspec.Struct, frozen=True, tag="test_kill"):
+    """Test hook: let a request fail once it has `after_tokens` tokens; `request_id` without a choice's number."""
+
+    call_id: int
+    request_id: str
+    after_tokens: int
+
+
+HookCall = BindFolder | PoisonFree | KillRequest
+ToCore = AddRequest | AbortRequest | LoadAdapter | DropAdapter | GetState | GetMetrics | Drain | HookCall
 
 # core -> front
 

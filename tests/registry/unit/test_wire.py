@@ -148,7 +148,7 @@ def test_settings_refuse_near_misses_doubles_and_what_is_not_built(environ: dict
         read_settings(environ, "registry")
 
 
-@pytest.mark.parametrize(("name", "part"), [("LORAPLEX_PUBLIC_URL", "gateway"), ("LORAPLEX_TEST_HOOKS", "engine")])
+@pytest.mark.parametrize(("name", "part"), [("LORAPLEX_PUBLIC_URL", "gateway"), ("LORAPLEX_TLS_CERT", "up")])
 def test_settings_that_nobody_reads_are_refused_rather_than_ignored(name: str, part: str) -> None:
     with pytest.raises(SettingError, match=f"{name} is not supported yet"):
         read_settings({name: "1"}, part)

@@ -92,6 +92,7 @@ class LoraTable:
         """[N] int8: 1 where the slot holds an adapter. A row that names another slot is an error, never a base row."""
         self.features = torch.tensor([self._feature_rows(group) for group in GROUPS], dtype=torch.int64, device=device)
         """[groups, slices, 3] int64 per (group, slice): first output column, output columns, input columns."""
+        self._poison: tuple[Tensor, Tensor] | None = None
         self._shares_memory = self.entries.device.type == "cpu"
         self._modules: list[dict[tuple[int, str, int], LoraModule]] = [{} for _ in range(num_slots)]
 
@@ -141,6 +142,17 @@ class LoraTable:
             self.scalings[slot] = torch.nan
         self.occupied[slot] = 0
         self._modules[slot] = {}
+
+    def poison(self, slot: int) -> None:
+        """Let every place of an empty slot point to NaN, so that a stray read is seen; `clear` undoes it."""
+        assert not self._modules[slot], "the slot is in use"
+        if self._poison is None:
+            matrix = torch.full((int(self.features.max()),), torch.nan, dtype=self.dtype, device=self.entries.device)
+            self._poison = matrix, matrix.to(torch.float32)
+        matrix, vector = map(_address, self._poison)
+        self._host_entries[slot] = matrix, matrix, 1, vector, vector
+        if not self._shares_memory:
+            self.entries[slot] = torch.from_numpy(self._host_entries[slot])
 
     def find_module(self, slot: int, layer: int, group: str, slice_index: int) -> LoraModule | None:
         """The module at a place, None where the adapter does not target it.
