@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from loraplex_engine.core.request import Request
@@ -53,6 +54,7 @@ class Engine:
         started_at = time.monotonic()
         events = self._settle_waits()
         plan = self.scheduler.schedule()
+        events += plan.ended
         if plan.rows:
             events += self._execute(plan)
             self.metrics.step_s.observe(time.monotonic() - started_at)
@@ -144,6 +146,8 @@ class Engine:
         ]
         return {
             "slots": slots,
+            "slot_schedule": asdict(self.scheduler.turns.describe(self.scheduler.waiting)),
+            **self.residency.health.state(),
             "host": list(self.residency.host_digests),
             "loading": list(self.residency.loading_digests),
             "waiting": len(self.scheduler.waiting),

@@ -26,6 +26,8 @@ EngineError
     ├── LoadFailedError         adapter_loading
     ├── DigestMismatchError     digest_mismatch
     ├── OutputInvalidError      adapter_output_invalid
+    ├── AdapterQuarantinedError adapter_quarantined
+    ├── InvocationMissingError  alora_invocation_missing
     ├── TooLargeForCacheError   context_length_exceeded
     ├── StepFailedError         internal_error
     ├── DeadlineError           deadline_exceeded
@@ -122,6 +124,18 @@ class OutputInvalidError(RequestError):
     """The adapter produced non-finite numbers for this request; check the adapter's training."""
 
     code = "adapter_output_invalid"
+
+
+class AdapterQuarantinedError(RequestError):
+    """This replica no longer serves the adapter; upload it again as a new version."""
+
+    code = "adapter_quarantined"
+
+
+class InvocationMissingError(RequestError):
+    """The prompt lacks the adapter's invocation tokens; it acts only from there on, so add them to the prompt."""
+
+    code = "alora_invocation_missing"
 
 
 class TooLargeForCacheError(RequestError):

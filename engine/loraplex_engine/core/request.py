@@ -30,6 +30,8 @@ class Request:
     arrived_at: float = 0.0
     wants_logits: bool = False
     """Keep the logits of every prompt position (`Engine.score`); such a request skips cached prefixes."""
+    is_lone: bool = False
+    """Compute it in a step of its own, from no cached prefix and for none; its prompt must fit into one step."""
     adapter_start: int = 0
     """Position of the first token that the adapter acts on; the base alone computes those before."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loraplex_engine.core.request import Request
+from loraplex_engine.wire.messages import TokenEvent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +29,10 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The rows of one forward pass, in batch order."""
+    """The rows of one forward pass, in batch order; `ended` are requests that turned out to be unable to run."""
 
     rows: list[PlannedRow]
+    ended: list[TokenEvent] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -107,9 +107,14 @@ class BlockPool:
             self._hash_of[block_id] = None
 
 
-def prefix_seed(digest: str | None, tenant_id: str) -> bytes:
-    """Start of a request's hash chain: no prefix is shared across adapter versions or tenants."""
-    return hashlib.blake2b(f"{digest or 'base'}\0{tenant_id}".encode(), digest_size=16).digest()
+def prefix_seed(tenant_id: str) -> bytes:
+    """Start of a request's hash chain: no prefix is shared across tenants."""
+    return hashlib.blake2b(tenant_id.encode(), digest_size=16).digest()
+
+
+def enter_adapter(previous: bytes, digest: str, adapter_start: int) -> bytes:
+    """Turn a chain of base blocks into an adapter's, which no other version shares, nor one that began elsewhere."""
+    return hashlib.blake2b(f"{digest}\0{adapter_start}".encode(), key=previous, digest_size=16).digest()
 
 
 def chain_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:

@@ -33,6 +33,7 @@ class AdapterCalls:
     def add(self, call: LoadAdapter | DropAdapter) -> None:
         """Begin what the call asks for."""
         if isinstance(call, LoadAdapter):
+            self._residency.welcome(call.digest)
             self._residency.prefetch(call.digest)
         else:
             self._residency.drop(call.digest)

@@ -1,21 +1,24 @@
 """Which adapters are where. `Residency` moves digests from the loader to host memory to slots, on demand.
 
-It is the only caller of `SlotTable`, the loader and the bank. It knows digests and pins, neither requests nor tensors.
-A load goes: asked for -> loading -> host memory -> slot. Only the last step needs a slot: a slow download holds none.
+It is the only caller of `SlotTable`, the loader and the bank. It knows digests and how many requests hold each, neither
+requests nor tensors. A load goes: asked for -> loading -> host memory -> slot. Only the last step needs a slot: a slow
+download holds none. A dropped digest goes the moment that no request holds it, from wherever it is.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Iterable
 from typing import Protocol
 
-from loraplex_engine.errors import DigestMismatchError, LoadFailedError, RequestError
+from loraplex_engine.errors import RequestError
+from loraplex_engine.lora.health import AdapterHealth
 from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.slots.table import SlotState, SlotTable
 
-_MAX_BACKOFF_S = 30.0
+_DROP_MEMORY_S = 60.0
+"""A request that was on its way when its digest was dropped is served, but the digest does not stay for it."""
+_SMOOTHING = 0.2
 
 
 class Loader(Protocol):
@@ -36,15 +39,6 @@ class Bank(Protocol):
 
     def clear(self, slot_id: int) -> None:
         """Make the slot hold nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A failed load: what to tell requests, and when the next try may begin."""
-
-    error: RequestError
-    num_failures: int
-    retry_at: float
 
 
 class Residency:
@@ -68,10 +62,17 @@ class Residency:
         self._on_loaded = on_loaded
         self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
         self._loading: set[str] = set()
-        self._unwanted: set[str] = set()
         self._wanted: tuple[str, ...] = ()
-        self._failures: dict[str, Failure] = {}
+        self._holds: Counter[str] = Counter()
+        self._leaving: set[str] = set()
+        self._dropped_until: dict[str, float] = {}
+        self.health = AdapterHealth(clock)
         self.num_host_evictions = 0
+        self.num_binds = 0
+        self.bind_s = 0.0
+        """Seconds that putting an adapter into a slot takes lately; the steps stand still for them."""
+        self.load_s = 0.0
+        """Seconds that a load into host memory takes lately, beside the steps."""
 
     @property
     def host_digests(self) -> tuple[str, ...]:
@@ -83,19 +84,58 @@ class Residency:
         """Digests on their way to host memory."""
         return tuple(sorted(self._loading))
 
-    def try_pin(self, digest: str) -> int | None:
+    @property
+    def held_digests(self) -> Iterable[str]:
+        """Digests that requests hold."""
+        return self._holds
+
+    def is_in_host(self, digest: str) -> bool:
+        """Whether nothing but a slot is missing."""
+        return digest in self._host
+
+    @property
+    def tier_to_bytes(self) -> dict[str, int]:
+        """Bytes of the adapters in slots and in host memory; on the CPU a slot uses the host's bytes."""
+        in_slots = [self._host[slot.digest] for slot in self.slots.slots if slot.digest is not None]
+        return {
+            "slot": sum(adapter.facts.num_bytes for adapter in in_slots),
+            "host": sum(adapter.facts.num_bytes for adapter in self._host.values()),
+        }
+
+    def hold(self, digest: str) -> None:
+        """A request for the digest has come; what it needs is not forgotten before it lets go."""
+        self._holds[digest] += 1
+        if self._clock() < self._dropped_until.get(digest, 0.0):
+            self._leave(digest)
+
+    def let_go(self, digest: str) -> None:
+        """A request for the digest has ended, after `unpin` if it ran; the last one ends a drop."""
+        assert self._holds[digest] > 0
+        self._holds[digest] -= 1
+        if self._holds[digest] == 0:
+            del self._holds[digest]
+            self._finish_drop(digest)
+
+    def facts(self, digest: str) -> LoadDone:
+        """What the loader found out about a digest in host memory."""
+        return self._host[digest].facts
+
+    def try_pin(self, digest: str, protected: Container[str] = ()) -> int | None:
         """Pin the digest's slot for a request; None when it is not ready yet."""
-        slot_id = self.try_make_ready(digest)
+        slot_id = self.try_make_ready(digest, protected)
         if slot_id is not None:
             self.slots.pin(slot_id)
         return slot_id
 
-    def try_make_ready(self, digest: str) -> int | None:
-        """Slot of the digest if it is ready or can be made so now, else None; never starts a load."""
+    def try_make_ready(self, digest: str, protected: Container[str] = ()) -> int | None:
+        """Slot of the digest if it is ready or can be made so now, else None; never starts a load.
+
+        No slot is taken from a protected digest.
+        """
         slot_id = self.slots.find(digest)
         if slot_id is not None:
-            return slot_id if self.slots.slots[slot_id].state is SlotState.READY else None
-        return self._bind(digest) if digest in self._host else None
+            return slot_id if self.slots.slots[slot_id].answers else None
+        return self._bind(digest, protected) if digest in self._host else None
 
     def want(self, digests: Iterable[str]) -> None:
         """Load ahead for waiting requests, first come first served.
@@ -111,44 +151,46 @@ class Residency:
 
     def prefetch(self, digest: str) -> None:
         """Start to bring a digest to host memory unless it is there, on its way, or lately failed."""
-        self._unwanted.discard(digest)
         if digest in self._host or digest in self._loading or self.find_failure(digest) is not None:
             return
         self._loading.add(digest)
         self._loader.start(digest)
 
     def unpin(self, slot_id: int) -> None:
-        """A request no longer needs the slot; a draining slot without pins is emptied."""
+        """A running request no longer needs the slot."""
         self.slots.unpin(slot_id)
-        self._finish_drain(slot_id)
 
     def keep(self, digest: str, *, is_kept: bool) -> None:
         """Hold a READY slot against eviction, or let go of it."""
         slot_id = self.slots.find(digest)
-        if slot_id is not None:
+        if slot_id is not None and self.slots.slots[slot_id].state is SlotState.READY:
             self.slots.slots[slot_id].keep = is_kept
 
-    def drop(self, digest: str) -> None:
-        """Forget the digest: its slot takes no new requests and empties when the running ones have ended."""
-        self._host.pop(digest, None)
-        self._failures.pop(digest, None)
-        if digest in self._loading:
-            self._unwanted.add(digest)
+    def welcome(self, digest: str) -> None:
+        """Forget that the digest was dropped, failed to load or was quarantined: somebody asks for it by name."""
+        self.health.forgive(digest)
+        self._dropped_until.pop(digest, None)
+        self._leaving.discard(digest)
         slot_id = self.slots.find(digest)
-        if slot_id is not None and self.slots.slots[slot_id].state is SlotState.READY:
-            self.slots.drain(slot_id)
-            self._finish_drain(slot_id)
+        if slot_id is not None and self.slots.slots[slot_id].state is SlotState.DRAINING:
+            self.slots.revive(slot_id)
+
+    def drop(self, digest: str) -> None:
+        """Forget the digest, and give back all that it has when the requests that came for it have ended."""
+        self.health.forgive(digest)
+        now = self._clock()
+        self._dropped_until = {known: until for known, until in self._dropped_until.items() if until > now}
+        self._dropped_until[digest] = now + _DROP_MEMORY_S
+        self._leave(digest)
+        self._finish_drop(digest)
 
     def is_draining(self, digest: str) -> bool:
-        """Whether a drop of the digest waits for its running requests, or for a load that is on its way."""
-        slot_id = self.slots.find(digest)
-        is_slot_draining = slot_id is not None and self.slots.slots[slot_id].state is SlotState.DRAINING
-        return is_slot_draining or digest in self._unwanted
+        """Whether a drop of the digest waits for requests, or for a load that is on its way."""
+        return digest in self._leaving
 
     def find_failure(self, digest: str) -> RequestError | None:
-        """Why the digest cannot be loaded at the moment, or None when it may be tried."""
-        failure = self._failures.get(digest)
-        return failure.error if failure is not None and self._clock() < failure.retry_at else None
+        """Why the digest is not loaded or served at the moment, or None when it may be."""
+        return self.health.find_refusal(digest)
 
     def poll(self) -> list[str]:
         """Take in finished loads; returns the digests that failed, whose waiting requests must be told."""
@@ -159,32 +201,42 @@ class Residency:
                 self._admit(result)
                 self._on_loaded(result.facts)
             else:
-                self._note_failure(result)
+                self.health.note_failure(result)
                 self._on_loaded(result)
                 failed.append(result.digest)
+            self._finish_drop(result.digest)
         return failed
 
     def check_integrity(self) -> None:
         """Assert that a digest is in one stage of its way and that the caps hold."""
         self.slots.check_integrity()
         assert self._loading.isdisjoint(self._host)
+        assert all(slot.digest in self._host for slot in self.slots.slots if slot.digest is not None)
+        assert all(count > 0 for count in self._holds.values())
+        assert all(digest in self._holds or digest in self._loading for digest in self._leaving)
+        for slot in self.slots.slots:
+            assert slot.digest is None or slot.num_pins <= self._holds[slot.digest]
         # the newest is taken in before a slot lets go of another
         assert len(self._host) <= max(self._max_host, len(self.slots.slots) + 1)
 
-    def _bind(self, digest: str) -> int | None:
-        slot_id = self.slots.try_assign(digest)
+    def _bind(self, digest: str, protected: Container[str]) -> int | None:
+        slot_id = self.slots.try_assign(digest, protected)
         if slot_id is None:
             return None
         self._host.move_to_end(digest)
+        started_at = self._clock()
         self._bank.bind(slot_id, self._host[digest])
-        self.slots.mark_ready(slot_id)
+        now = self._clock()
+        self.bind_s = _smooth(self.bind_s, now - started_at)
+        self.num_binds += 1
+        self.slots.mark_ready(slot_id, now)
+        if digest in self._leaving:
+            self.slots.drain(slot_id)
         return slot_id
 
     def _admit(self, adapter: PackedAdapter) -> None:
-        self._failures.pop(adapter.digest, None)
-        if adapter.digest in self._unwanted:
-            self._unwanted.discard(adapter.digest)
-            return
+        self.health.note_loaded(adapter.digest)
+        self.load_s = _smooth(self.load_s, adapter.facts.fetch_s + adapter.facts.verify_s + adapter.facts.pack_s)
         self._host[adapter.digest] = adapter
         self._trim_host()
 
@@ -196,16 +248,22 @@ class Residency:
             del self._host[digest]
             self.num_host_evictions += 1
 
-    def _note_failure(self, failed: LoadFailed) -> None:
-        self._unwanted.discard(failed.digest)
-        previous = self._failures.get(failed.digest)
-        num_failures = previous.num_failures + 1 if previous else 1
-        wait_s = min(_MAX_BACKOFF_S, 2.0 ** (num_failures - 1))
-        kind = DigestMismatchError if failed.is_content else LoadFailedError
-        self._failures[failed.digest] = Failure(kind(failed.message), num_failures, self._clock() + wait_s)
+    def _leave(self, digest: str) -> None:
+        self._leaving.add(digest)
+        slot_id = self.slots.find(digest)
+        if slot_id is not None and self.slots.slots[slot_id].state is SlotState.READY:
+            self.slots.drain(slot_id)
 
-    def _finish_drain(self, slot_id: int) -> None:
-        slot = self.slots.slots[slot_id]
-        if slot.state is SlotState.DRAINING and slot.num_pins == 0:
+    def _finish_drop(self, digest: str) -> None:
+        if digest not in self._leaving or digest in self._holds or digest in self._loading:
+            return
+        self._leaving.discard(digest)
+        slot_id = self.slots.find(digest)
+        if slot_id is not None:
             self.slots.release(slot_id)
             self._bank.clear(slot_id)
+        self._host.pop(digest, None)
+
+
+def _smooth(mean: float, value: float) -> float:
+    return value if mean == 0.0 else mean + _SMOOTHING * (value - mean)

@@ -6,7 +6,8 @@ budget, running requests first. A waiting request whose adapter is not ready is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loraplex_engine.core.request import NO_SLOT, Request
@@ -14,14 +15,17 @@ from loraplex_engine.core.step import PlannedRow, StepPlan, StepResult
 from loraplex_engine.errors import (
     DeadlineError,
     DrainingError,
+    InvocationMissingError,
     LoadTimeoutError,
     OutputInvalidError,
     QueueFullError,
     RequestError,
+    StepFailedError,
     TooLargeForCacheError,
 )
-from loraplex_engine.kv.pool import BlockPool, chain_hash, prefix_seed
+from loraplex_engine.kv.pool import BlockPool, chain_hash, enter_adapter, prefix_seed
 from loraplex_engine.lora.residency import Residency
+from loraplex_engine.scheduling.turns import Turns
 from loraplex_engine.wire.messages import ErrorInfo, TokenEvent
 
 
@@ -37,8 +41,6 @@ class Limits:
     enable_prefix_caching: bool = True
     max_waiting: int = 1024
     """Requests that may wait; the next one is told that the queue is full."""
-    slot_lease_s: float = 1.0
-    """How long an adapter without a slot waits before a resident one stops taking new requests for its sake."""
 
 
 class Scheduler:
@@ -57,12 +59,14 @@ class Scheduler:
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
+        self.turns = Turns(residency, clock)
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.is_draining = False
+        self._ended: list[TokenEvent] = []
         self._id_to_request: dict[str, Request] = {}
         self._token_gaps: list[float] = []
 
@@ -76,6 +80,7 @@ class Scheduler:
             TooLargeForCacheError: It could never fit into the KV pool.
             DrainingError: The engine takes no new requests.
             LoadFailedError, DigestMismatchError: Its adapter lately failed to load.
+            AdapterQuarantinedError: Its adapter is not served here any more.
         """
         if self.is_draining:
             raise DrainingError
@@ -89,6 +94,9 @@ class Scheduler:
         assert request.request_id not in self._id_to_request
         request.arrived_at = self._clock()
         self._id_to_request[request.request_id] = request
+        if request.digest is not None:
+            self._residency.hold(request.digest)
+            self.turns.note_wanted(request.digest)
         self.waiting.append(request)
 
     def abort(self, request_id: str, reason: str) -> TokenEvent | None:
@@ -102,7 +110,7 @@ class Scheduler:
         return None if request is None else self._fail(request, error)
 
     def fail_waiting(self, digest: str, error: RequestError) -> list[TokenEvent]:
-        """End the waiting requests of an adapter that could not be loaded."""
+        """End the waiting requests of an adapter that could not be loaded, or is not served any more."""
         doomed = [request for request in self.waiting if request.digest == digest]
         return [self._fail(request, error) for request in doomed]
 
@@ -125,9 +133,13 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Choose the tokens of the next step; an empty plan when nothing can run now."""
         budget = self._limits.max_num_batched_tokens
+        lone_row = self._find_lone_row()
+        if lone_row is not None:
+            return StepPlan([lone_row])
         rows = self._continue_running(budget)
         rows += self._admit_waiting(budget - sum(row.num_tokens for row in rows))
-        return StepPlan(rows)
+        ended, self._ended = self._ended, []
+        return StepPlan(rows, ended)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what a step computed; returns the tokens and endings to tell."""
@@ -135,10 +147,11 @@ class Scheduler:
         for row in plan.rows:
             row.request.num_computed = row.stop
             if row.request.request_id in result.invalid:
-                events.append(self._fail(row.request, OutputInvalidError()))
-                continue
-            self._publish_blocks(row.request)
-            if row.samples:
+                error = OutputInvalidError() if row.request.digest is not None else StepFailedError()
+                events.append(self._fail(row.request, error))
+            elif row.samples:
+                # the finite logits of its last token vouch for all blocks before it
+                self._publish_blocks(row.request)
                 events.append(self._append_token(row.request, result.sampled[row.request.request_id]))
             elif row.request.wants_logits and row.request.num_uncomputed == 0:
                 events.append(self._finish(row.request, "stop"))
@@ -157,8 +170,12 @@ class Scheduler:
         assert not any(r.block_ids or r.slot != NO_SLOT for r in self.waiting)
         held = {block_id for request in self.running for block_id in request.block_ids}
         assert len(held) == self._pool.num_blocks - self._pool.num_free
-        num_pins = sum(slot.num_pins for slot in self._residency.slots.slots)
-        assert num_pins == sum(r.slot != NO_SLOT for r in self.running)
+        pins = Counter(r.slot for r in self.running if r.slot != NO_SLOT)
+        for slot_id, slot in enumerate(self._residency.slots.slots):
+            assert slot.num_pins == pins[slot_id]
+            assert all(r.digest == slot.digest for r in self.running if r.slot == slot_id)
+        holds = Counter(r.digest for r in self._id_to_request.values() if r.digest is not None)
+        assert holds == self._residency.held_digests
 
     # catching up
 
@@ -207,14 +224,16 @@ class Scheduler:
     def _admit_waiting(self, budget: int) -> list[PlannedRow]:
         rows: list[PlannedRow] = []
         self._residency.want(request.digest for request in self.waiting if request.digest is not None)
-        yielding = self._find_yielding()
+        self.turns.plan(self.waiting)
         for request in list(self.waiting):
             if budget <= 0 or len(self.running) >= self._limits.max_num_seqs:
                 break
-            if request.digest is not None and not self._is_adapter_ready(request, yielding):
+            if request.is_lone or (request.digest is not None and not self._is_adapter_ready(request)):
                 continue
             if not self._has_room(request):
                 break
+            if not self._try_place_adapter(request):
+                continue
             row = self._admit(request, budget)
             budget -= row.num_tokens
             rows.append(row)
@@ -224,10 +243,18 @@ class Scheduler:
         """Whether the pool could hold all tokens that the request has so far, beside those that run."""
         return self._pool.blocks_for(request.num_tokens) <= self._pool.num_free
 
-    def _is_adapter_ready(self, request: Request, yielding: str | None) -> bool:
-        assert request.digest is not None
+    def _find_lone_row(self) -> PlannedRow | None:
+        """Admit a request that must be alone in its step; the others stand still for that one."""
+        request = next((request for request in self.waiting if request.is_lone), None)
+        if request is None or not self._has_room(request):
+            return None
+        if request.digest is not None and not self._is_adapter_ready(request):
+            return None
+        return self._admit(request, request.num_tokens)
+
+    def _is_adapter_ready(self, request: Request) -> bool:
         now = self._clock()
-        if request.digest == yielding or self._residency.try_make_ready(request.digest) is None:
+        if not self.turns.try_start(request):
             request.load_wait_at = now if request.load_wait_at is None else request.load_wait_at
             return False
         if request.load_wait_at is not None:
@@ -235,22 +262,17 @@ class Scheduler:
             request.load_wait_at = None
         return True
 
-    def _find_yielding(self) -> str | None:
-        """Resident adapter that takes no new requests, so that one that waits for a slot beyond the lease gets it."""
-        now = self._clock()
-        slots = self._residency.slots
-        starved = any(
-            r.load_wait_at is not None
-            and now - r.load_wait_at > self._limits.slot_lease_s
-            and r.digest in self._residency.host_digests
-            and slots.find(r.digest) is None
-            for r in self.waiting
-            if r.digest is not None
-        )
-        candidates = [slot for slot in slots.slots if slot.num_pins > 0 and not slot.keep]
-        if not starved or not candidates:
-            return None
-        return min(candidates, key=lambda slot: slot.assigned_at).digest
+    def _try_place_adapter(self, request: Request) -> bool:
+        """Find where in its prompt the request's adapter begins to act; False, and the request ended, if nowhere."""
+        if request.digest is None:
+            return True
+        invocation_ids = self._residency.facts(request.digest).invocation_ids
+        start = find_last(request.prompt_ids, invocation_ids)
+        if start is None:
+            self._ended.append(self._fail(request, InvocationMissingError()))
+            return False
+        request.adapter_start = start
+        return True
 
     def _admit(self, request: Request, budget: int) -> PlannedRow:
         self.waiting.remove(request)
@@ -269,7 +291,7 @@ class Scheduler:
 
     def _take_cached_prefix(self, request: Request) -> None:
         """Start from the blocks of a known prefix; at least one token is left to compute, for its logits."""
-        if request.wants_logits or not self._limits.enable_prefix_caching:
+        if request.wants_logits or request.is_lone or not self._limits.enable_prefix_caching:
             return
         full_blocks = (request.num_tokens - 1) // self._pool.block_size
         self._extend_hashes(request, full_blocks)
@@ -291,7 +313,7 @@ class Scheduler:
 
     def _publish_blocks(self, request: Request) -> None:
         """Enter blocks that have become full into the prefix index."""
-        if not self._limits.enable_prefix_caching:
+        if request.is_lone or not self._limits.enable_prefix_caching:
             return
         full_blocks = request.num_computed // self._pool.block_size
         self._extend_hashes(request, full_blocks)
@@ -300,10 +322,13 @@ class Scheduler:
         request.num_published = full_blocks
 
     def _extend_hashes(self, request: Request, num_blocks: int) -> None:
+        """Chain the hashes of full blocks; those that end before the adapter acts are the base's."""
         size = self._pool.block_size
         hashes = request.block_hashes
         for index in range(len(hashes), num_blocks):
-            previous = hashes[-1] if hashes else prefix_seed(request.digest, request.tenant_id)
+            previous = hashes[-1] if hashes else prefix_seed(request.tenant_id)
+            if request.digest is not None and index == request.adapter_start // size:
+                previous = enter_adapter(previous, request.digest, request.adapter_start)
             hashes.append(chain_hash(previous, request.token_ids(index * size, (index + 1) * size)))
 
     def _append_token(self, request: Request, token_id: int) -> TokenEvent:
@@ -344,6 +369,9 @@ class Scheduler:
         del self._id_to_request[request.request_id]
         (self.running if request in self.running else self.waiting).remove(request)
         self._release(request)
+        if request.digest is not None:
+            self.turns.note_ended(request)
+            self._residency.let_go(request.digest)
 
     def _release(self, request: Request) -> None:
         self._pool.free(request.block_ids)
@@ -363,3 +391,14 @@ class Scheduler:
             waited_s = now - request.load_wait_at
             return LoadTimeoutError() if waited_s >= self._limits.adapter_load_timeout_s else None
         return QueueFullError() if now - request.arrived_at >= self._limits.queue_timeout_s else None
+
+
+def find_last(token_ids: list[int], wanted: Sequence[int]) -> int | None:
+    """Position of the last occurrence of `wanted` in `token_ids`, 0 for nothing wanted, None if there is none."""
+    if not wanted:
+        return 0
+    pattern = list(wanted)
+    for start in range(len(token_ids) - len(pattern), -1, -1):
+        if token_ids[start] == pattern[0] and token_ids[start : start + len(pattern)] == pattern:
+            return start
+    return None

@@ -1,6 +1,6 @@
 """Adapter slots on the device. `SlotTable` is the only writer of slot state; it knows digests and pins, never tensors.
 
-    EMPTY -assign-> LOADING -mark_ready-> READY -drain-> DRAINING -release-> EMPTY
+    EMPTY -assign-> LOADING -mark_ready-> READY <-revive / drain-> DRAINING -release-> EMPTY
                     LOADING -release-> EMPTY         READY -evict (in assign)-> LOADING of another digest
 
 A pin is a running request that needs the slot; `keep` is an operator's wish that it stays.
@@ -8,6 +8,7 @@ A pin is a running request that needs the slot; `keep` is an operator's wish tha
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,14 +24,24 @@ class SlotState(Enum):
 
 @dataclass(slots=True)
 class Slot:
-    """One slot: its digest, state and pins; `assigned_at` and `used_at` count acts of the table, not time."""
+    """One slot: its digest, state and pins; `ready_at` is in seconds, `used_at` counts acts of the table."""
 
     state: SlotState = SlotState.EMPTY
     digest: str | None = None
     num_pins: int = 0
     keep: bool = False
-    assigned_at: int = 0
+    ready_at: float = 0.0
     used_at: int = 0
+
+    @property
+    def answers(self) -> bool:
+        """The bank holds the digest, so requests for it can run."""
+        return self.state in (SlotState.READY, SlotState.DRAINING)
+
+    @property
+    def is_idle(self) -> bool:
+        """READY, with nobody who needs it: another adapter may have it."""
+        return self.state is SlotState.READY and self.num_pins == 0 and not self.keep
 
 
 class SlotTable:
@@ -47,37 +58,37 @@ class SlotTable:
         return self._digest_to_slot.get(digest)
 
     def is_ready(self, digest: str) -> bool:
-        """Whether new requests may use the digest now."""
+        """Whether requests may use the digest now."""
         slot_id = self._digest_to_slot.get(digest)
-        return slot_id is not None and self.slots[slot_id].state is SlotState.READY
+        return slot_id is not None and self.slots[slot_id].answers
 
-    def try_assign(self, digest: str) -> int | None:
+    def try_assign(self, digest: str, protected: Container[str] = ()) -> int | None:
         """Give the digest a LOADING slot: an empty one, else the least recently used READY one without pins.
 
-        Returns None when every slot is needed. The digest must not have a slot yet.
+        Returns None when every slot is needed or holds a protected digest. The digest must not have a slot yet.
         """
         assert digest not in self._digest_to_slot
-        slot_id = self._pick()
+        slot_id = self._pick(protected)
         if slot_id is None:
             return None
         slot = self.slots[slot_id]
         if slot.digest is not None:
             del self._digest_to_slot[slot.digest]
             self.num_evictions += 1
-        now = self._tick()
-        self.slots[slot_id] = Slot(SlotState.LOADING, digest, assigned_at=now, used_at=now)
+        self.slots[slot_id] = Slot(SlotState.LOADING, digest, used_at=self._tick())
         self._digest_to_slot[digest] = slot_id
         return slot_id
 
-    def mark_ready(self, slot_id: int) -> None:
-        """LOADING -> READY: the bank holds the adapter."""
+    def mark_ready(self, slot_id: int, now: float = 0.0) -> None:
+        """LOADING -> READY: the bank holds the adapter from `now` on, in seconds."""
         assert self.slots[slot_id].state is SlotState.LOADING
         self.slots[slot_id].state = SlotState.READY
+        self.slots[slot_id].ready_at = now
 
     def pin(self, slot_id: int) -> None:
-        """A request starts to use a READY slot."""
+        """A request starts to use a slot that answers."""
         slot = self.slots[slot_id]
-        assert slot.state is SlotState.READY
+        assert slot.answers
         slot.num_pins += 1
         slot.used_at = self._tick()
 
@@ -89,11 +100,16 @@ class SlotTable:
         slot.used_at = self._tick()
 
     def drain(self, slot_id: int) -> None:
-        """READY -> DRAINING: no new pins; `release` when the last one is gone."""
+        """READY -> DRAINING: its digest is to go; requests that came for it still use it, `release` ends it."""
         slot = self.slots[slot_id]
         assert slot.state is SlotState.READY
         slot.state = SlotState.DRAINING
         slot.keep = False
+
+    def revive(self, slot_id: int) -> None:
+        """DRAINING -> READY: the digest may stay after all."""
+        assert self.slots[slot_id].state is SlotState.DRAINING
+        self.slots[slot_id].state = SlotState.READY
 
     def release(self, slot_id: int) -> None:
         """LOADING or DRAINING without pins -> EMPTY."""
@@ -110,17 +126,17 @@ class SlotTable:
         assert held == self._digest_to_slot
         for slot in self.slots:
             assert (slot.state is SlotState.EMPTY) == (slot.digest is None)
-            assert slot.num_pins == 0 or slot.state in (SlotState.READY, SlotState.DRAINING)
+            assert slot.num_pins == 0 or slot.answers
             assert not slot.keep or slot.state in (SlotState.LOADING, SlotState.READY)
 
-    def _pick(self) -> int | None:
+    def _pick(self, protected: Container[str]) -> int | None:
         for slot_id, slot in enumerate(self.slots):
             if slot.state is SlotState.EMPTY:
                 return slot_id
         idle = [
             (slot.used_at, slot_id)
             for slot_id, slot in enumerate(self.slots)
-            if slot.state is SlotState.READY and slot.num_pins == 0 and not slot.keep
+            if slot.is_idle and slot.digest not in protected
         ]
         return min(idle)[1] if idle else None
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loraplex_engine.kv.pool import BlockPool, chain_hash, prefix_seed
+from loraplex_engine.kv.pool import BlockPool, chain_hash, enter_adapter, prefix_seed
 
 
 def test_allocate_takes_the_oldest_free_blocks_and_free_returns_the_tail_first() -> None:
@@ -51,8 +51,9 @@ def test_tiny_pools_answer_with_a_shortage(num_blocks: int) -> None:
 
 
 def test_prefixes_of_other_adapters_and_tenants_differ() -> None:
-    seeds = {prefix_seed(digest, tenant) for digest in (None, "sha256:a") for tenant in ("x", "y")}
-    assert len({chain_hash(seed, [1, 2, 3]) for seed in seeds}) == 4
+    seeds = [prefix_seed(tenant) for tenant in ("x", "y")]
+    seeds += [enter_adapter(seed, digest, start) for seed in seeds for digest in ("a", "b") for start in (0, 4)]
+    assert len({chain_hash(seed, [1, 2, 3]) for seed in seeds}) == 10
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -305,15 +305,34 @@ def test_adapter_that_does_not_arrive_is_named_as_the_cause() -> None:
 
 def test_invalid_output_ends_only_its_own_request() -> None:
     world = World(budget=32)
+    world.load("d1")
     world.request("good")
-    world.request("bad")
+    world.request("bad", digest="d1")
+    world.request("bad base")
     plan = world.scheduler.schedule()
-    events = world.scheduler.update(plan, StepResult({"good": 7}, frozenset({"bad"})))
+    events = world.scheduler.update(plan, StepResult({"good": 7}, frozenset({"bad", "bad base"})))
     assert {event.request_id: event.error and event.error.code for event in events} == {
         "good": None,
         "bad": "adapter_output_invalid",
+        "bad base": "internal_error",
     }
     world.scheduler.check_integrity()
+
+
+def test_no_block_of_a_request_whose_numbers_went_bad_is_found_by_another() -> None:
+    world = World(budget=8)
+    world.load("d1")
+    world.request("bad", 13, "d1")
+    world.step()
+    again = world.request("early", 13, "d1")
+    plan = world.scheduler.schedule()
+    assert again.num_cached == 0
+    assert [row.request.request_id for row in plan.rows if row.samples] == ["bad"]
+    world.scheduler.update(plan, StepResult({}, frozenset({"bad"})))
+    later = world.request("later", 13, "d1")
+    world.scheduler.abort("early", "abort")
+    world.step()
+    assert later.num_cached == 0
 
 
 def test_step_that_fails_ends_its_own_requests_and_gives_back_their_blocks() -> None:

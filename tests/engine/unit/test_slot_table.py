@@ -33,14 +33,25 @@ def test_assign_is_a_shortage_when_every_slot_is_needed() -> None:
     assert table.try_assign("c") is None
 
 
-def test_draining_slot_empties_only_by_release() -> None:
+def test_assign_takes_no_slot_of_a_protected_digest() -> None:
+    table = SlotTable(2)
+    for digest in "ab":
+        _ready(table, digest)
+    assert table.try_assign("c", protected={"a", "b"}) is None
+    assert table.try_assign("c", protected={"a"}) == 1
+
+
+def test_draining_slot_answers_its_own_requests_and_empties_only_by_release() -> None:
     table = SlotTable(1)
     slot_id = _ready(table, "a")
     table.pin(slot_id)
     table.drain(slot_id)
-    assert not table.is_ready("a")
+    assert table.is_ready("a")
+    table.pin(slot_id)
+    for _ in range(2):
+        assert table.try_assign("b") is None
+        table.unpin(slot_id)
     assert table.try_assign("b") is None
-    table.unpin(slot_id)
     table.release(slot_id)
     assert table.try_assign("b") == slot_id
 
@@ -73,13 +84,16 @@ class SlotMachine(RuleBasedStateMachine):
             self.table.release(slot_id)
 
     @precondition(lambda self: self._slots(SlotState.READY))
-    @rule(data=st.data(), act=st.sampled_from(["pin", "keep", "drain"]))
+    @rule(data=st.data(), act=st.sampled_from(["pin", "keep", "drain", "revive"]))
     def use(self, data: st.DataObject, act: str) -> None:
         slot_id = data.draw(st.sampled_from(self._slots(SlotState.READY)))
         if act == "pin":
             self.table.pin(slot_id)
         elif act == "keep":
             self.table.slots[slot_id].keep = not self.table.slots[slot_id].keep
+        elif act == "revive":
+            self.table.drain(slot_id)
+            self.table.revive(slot_id)
         else:
             self.table.drain(slot_id)
 

@@ -1,0 +1,145 @@
+"""Whose turn it is in the slots when more adapters are wanted than fit. `Turns` decides; it moves nothing itself.
+
+1. A slot that nobody runs on goes to the first request in the queue that needs one. Only an adapter that has waiting
+   requests of its own keeps it, until its lease is over.
+2. Once an adapter has waited for a lease, slots whose own lease is over yield, as many as adapters wait, the one held
+   longest first: what runs there runs on to its end, new requests for that adapter wait for their next turn.
+
+So an adapter in host memory waits for a lease and one request's length at most, times the rounds before its own. All
+requests of an adapter that has its turn start together: a batch of them for each load, not a load for each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loraplex_engine.core.request import Request
+from loraplex_engine.lora.residency import Residency
+from loraplex_engine.slots.table import Slot
+
+_LOAD_SHARE = 0.1
+"""With every slot changing hands at the end of its lease, the steps stand still for at most this share of the time."""
+_MIN_LEASE_S, _MAX_LEASE_S = 1.0, 5.0
+"""Shorter leases double the median wait near the engine's capacity and hardly help the 95th percentile (simulated)."""
+_RECENT_S = 10.0
+_FADING = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSchedule:
+    """How the slots are shared at the moment; seconds and adapters.
+
+    `mode` is `resident` while all recently wanted adapters fit, `turns` otherwise. An adapter that starts to wait now
+    has its slot within `bound_s`, if no request takes longer than the longest of late, `request_s`.
+    """
+
+    mode: str
+    slots: int
+    working_set: int
+    waiting_adapters: int
+    yielding_adapters: int
+    lease_s: float
+    request_s: float
+    load_s: float
+    bound_s: float
+    oldest_wait_s: float
+    forced_turns: int
+
+
+class Turns:
+    """The turns of adapters in the slots of one residency."""
+
+    def __init__(self, residency: Residency, clock: Callable[[], float]) -> None:
+        self._residency = residency
+        self._clock = clock
+        self._wanted_at: OrderedDict[str, float] = OrderedDict()
+        self._protected: frozenset[str] = frozenset()
+        self._yielding: frozenset[str] = frozenset()
+        self._longest_s = 0.0
+        self.num_forced = 0
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds for which an adapter may keep a slot that others wait for."""
+        cost_s = self._residency.bind_s * len(self._residency.slots.slots)
+        return min(_MAX_LEASE_S, max(_MIN_LEASE_S, cost_s / _LOAD_SHARE))
+
+    def note_wanted(self, digest: str) -> None:
+        """A request for the adapter has come."""
+        self._wanted_at[digest] = self._clock()
+        self._wanted_at.move_to_end(digest)
+
+    def note_ended(self, request: Request) -> None:
+        """A request gives its slot back; the longest of late tells how long a slot takes to become free."""
+        if request.started_at is not None:
+            self._longest_s = max(self._clock() - request.started_at, _FADING * self._longest_s)
+
+    def plan(self, waiting: Sequence[Request]) -> None:
+        """Decide for one step which adapters keep their slots and which take no new requests."""
+        now = self._clock()
+        queued = {request.digest for request in waiting}
+        lease_ends_at = now - self.lease_s
+        slots = self._residency.slots.slots
+        leased = {slot.digest for slot in slots if slot.digest is not None and slot.ready_at > lease_ends_at}
+        self._protected = frozenset(digest for digest in leased & queued if digest is not None)
+        free = sum(slot.digest is None or (slot.is_idle and slot.digest not in self._protected) for slot in slots)
+        num_needed = len(self._find_waiting(waiting, lease_ends_at)) - free
+        held = [slot for slot in slots if _can_yield(slot) and slot.ready_at <= lease_ends_at]
+        held.sort(key=lambda slot: slot.ready_at)
+        yielding = frozenset(slot.digest for slot in held[: max(0, num_needed)] if slot.digest is not None)
+        self.num_forced += len(yielding - self._yielding)
+        self._yielding = yielding
+
+    def try_start(self, request: Request) -> bool:
+        """Whether the request's adapter is in a slot, or just got one, and takes new requests."""
+        assert request.digest is not None
+        # a preempted request belongs to those that the slot waits for
+        if request.digest in self._yielding and request.started_at is None:
+            return False
+        return self._residency.try_make_ready(request.digest, self._protected) is not None
+
+    def describe(self, waiting: Sequence[Request]) -> SlotSchedule:
+        """How the slots are shared, for `GET /internal/state`."""
+        now = self._clock()
+        slots = self._residency.slots.slots
+        working_set = len(self.find_working_set())
+        num_waiting = len(self._find_waiting(waiting, now))
+        rounds = math.ceil((num_waiting + 1) / max(1, sum(not slot.keep for slot in slots)))
+        waits = [now - request.load_wait_at for request in waiting if request.load_wait_at is not None]
+        return SlotSchedule(
+            mode="turns" if working_set > len(slots) else "resident",
+            slots=len(slots),
+            working_set=working_set,
+            waiting_adapters=num_waiting,
+            yielding_adapters=len(self._yielding),
+            lease_s=self.lease_s,
+            request_s=self._longest_s,
+            load_s=self._residency.load_s,
+            bound_s=self._residency.load_s + rounds * (self.lease_s + self._longest_s),
+            oldest_wait_s=max(waits, default=0.0),
+            forced_turns=self.num_forced,
+        )
+
+    def find_working_set(self) -> set[str]:
+        """Adapters that requests wanted lately or hold now."""
+        recent_at = self._clock() - _RECENT_S
+        while self._wanted_at and next(iter(self._wanted_at.values())) < recent_at:
+            self._wanted_at.popitem(last=False)
+        return {*self._wanted_at, *self._residency.held_digests}
+
+    def _find_waiting(self, waiting: Sequence[Request], since: float) -> set[str]:
+        """Adapters in host memory whose requests have had their turn in the queue before `since`, but no slot."""
+        residency = self._residency
+        digests = {r.digest for r in waiting if r.load_wait_at is not None and r.load_wait_at <= since}
+        return {
+            digest
+            for digest in digests
+            if digest is not None and residency.is_in_host(digest) and residency.slots.find(digest) is None
+        }
+
+
+def _can_yield(slot: Slot) -> bool:
+    return slot.num_pins > 0 and not slot.keep
