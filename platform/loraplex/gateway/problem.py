@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 CODE_TO_STATUS = {
     "invalid_request_error": 400,
     "context_length_exceeded": 400,
+    "alora_invocation_missing": 400,
     "invalid_json": 400,
     "invalid_name": 400,
     "unknown_parameter": 400,
