@@ -35,16 +35,16 @@ class ScriptedEngine:
         self.state_changes: dict[str, Any] = {}
         self.failed: dict[str, dict[str, Any]] = {}
         self.quarantined: dict[str, dict[str, Any]] = {}
-        self.dropped: list[str] = []
+        self.asked_to_load: list[str] = []
         self.known: dict[str, dict[str, Any]] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
         if path == "/internal/state":
             await _send_json(send, 200, self._state())
-        elif path.startswith("/internal/adapters/") and scope["method"] == "DELETE":
-            self._drop(path.split("/")[3])
-            await _send_json(send, 204, None)
+        elif path.startswith("/internal/adapters/") and scope["method"] == "PUT":
+            self._load_anew(path.split("/")[3])
+            await _send_json(send, 200, {})
         elif path.startswith("/internal/requests/"):
             await self._serve_request(path, scope["method"], send)
         else:
@@ -75,8 +75,8 @@ class ScriptedEngine:
             **changes,
         }
 
-    def _drop(self, digest: str) -> None:
-        self.dropped.append(digest)
+    def _load_anew(self, digest: str) -> None:
+        self.asked_to_load.append(digest)
         self.failed.pop(digest, None)
         self.quarantined.pop(digest, None)
 
@@ -281,7 +281,7 @@ async def _send_json(send: Any, status: int, body: Any, **headers: str) -> None:
     found = {"content-type": "application/json", **headers}
     pairs = [(name.encode(), value.encode()) for name, value in found.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": b"" if body is None else json.dumps(body).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from loraplex_registry.adapters.lookup import (
     get_adapter,
     get_version,
     list_aliases,
-    list_numbers,
+    list_states,
 )
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.adapters.view import AdapterView, read_targets, show_adapter, show_time, show_version
@@ -142,8 +142,8 @@ class Lifecycle:
             adapter = await get_adapter(change.session, tenant, name)
             await make_default(change, adapter)
             _record(change, adapter, by, "adapter.made_default")
-            numbers = await list_numbers(change.session, [adapter.id])
-            return show_adapter(adapter, numbers[adapter.id], await list_aliases(change.session, [adapter.id]))
+            states = await list_states(change.session, [adapter.id])
+            return show_adapter(adapter, states[adapter.id], await list_aliases(change.session, [adapter.id]))
 
         return await self._database.change(work)
 

@@ -88,15 +88,17 @@ async def list_aliases(session: AsyncSession, adapter_ids: Sequence[uuid.UUID]) 
     return [alias for alias in found.scalars() if alias.targets]
 
 
-async def list_numbers(session: AsyncSession, adapter_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, list[int]]:
-    """Return the version numbers of each adapter."""
+async def list_states(session: AsyncSession, adapter_ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, dict[int, str]]:
+    """Return the states of each adapter's versions by number."""
     found = await session.execute(
-        sa.select(VersionRow.adapter_id, VersionRow.number).where(VersionRow.adapter_id.in_(adapter_ids))
+        sa.select(VersionRow.adapter_id, VersionRow.number, VersionRow.state).where(
+            VersionRow.adapter_id.in_(adapter_ids)
+        )
     )
-    numbers: dict[uuid.UUID, list[int]] = {adapter_id: [] for adapter_id in adapter_ids}
-    for adapter_id, number in found:
-        numbers[adapter_id].append(number)
-    return numbers
+    states: dict[uuid.UUID, dict[int, str]] = {adapter_id: {} for adapter_id in adapter_ids}
+    for adapter_id, number, state in found:
+        states[adapter_id][number] = state
+    return states
 
 
 async def list_adapters(session: AsyncSession, tenant: TenantRef, order: PageOrder) -> Sequence[AdapterRow]:

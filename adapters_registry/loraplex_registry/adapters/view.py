@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -31,13 +31,17 @@ class BaseView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter; `live` is the version with the most weight at the alias `live`, `latest` the newest number."""
+    """An adapter; `live` is the version with the most weight at the alias `live`, `latest` the newest number.
+
+    `live_state` is the state of the version `live`; any but `ready` means that the adapter's name is not answered.
+    """
 
     tenant: str
     name: str
     base_model: str
     is_default: bool
     live: int | None
+    live_state: str | None
     latest: int | None
     num_versions: int
     aliases: dict[str, list[Target]]
@@ -115,17 +119,19 @@ def show_base(base: BaseRow) -> BaseView:
     )
 
 
-def show_adapter(adapter: AdapterRow, versions: Sequence[int], aliases: Sequence[AliasRow]) -> AdapterView:
-    """Return the view of an adapter with the numbers of its versions and its aliases."""
+def show_adapter(adapter: AdapterRow, states: Mapping[int, str], aliases: Sequence[AliasRow]) -> AdapterView:
+    """Return the view of an adapter with the states of its versions by number, and its aliases."""
     targets = {alias.name: list(read_targets(alias.targets)) for alias in aliases if alias.targets}
+    live = find_main_target(targets.get(LIVE, []))
     return AdapterView(
         tenant=adapter.tenant,
         name=adapter.name,
         base_model=adapter.base.name,
         is_default=adapter.is_default,
-        live=find_main_target(targets.get(LIVE, [])),
-        latest=max(versions, default=None),
-        num_versions=len(versions),
+        live=live,
+        live_state=None if live is None else states[live],
+        latest=max(states, default=None),
+        num_versions=len(states),
         aliases=targets,
         created_at=show_time(adapter.created_at),
         created_by=adapter.created_by,

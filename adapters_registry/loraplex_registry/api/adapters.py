@@ -15,7 +15,7 @@ from loraplex_registry.adapters.lookup import (
     get_version,
     list_adapters,
     list_aliases,
-    list_numbers,
+    list_states,
     list_versions,
 )
 from loraplex_registry.adapters.page import Page, build_page
@@ -65,8 +65,8 @@ class AdapterRoutes(Controller):
         async with services.database.read() as session:
             page = build_page(await list_adapters(session, target, order), order.limit, lambda row: row.id)
             ids = [row.id for row in page.data]
-            numbers, aliases = await list_numbers(session, ids), await list_aliases(session, ids)
-        return Page([show_adapter(row, numbers[row.id], _of(row, aliases)) for row in page.data], page.next_cursor)
+            states, aliases = await list_states(session, ids), await list_aliases(session, ids)
+        return Page([show_adapter(row, states[row.id], _of(row, aliases)) for row in page.data], page.next_cursor)
 
     @get(_ADAPTER)
     async def show(self, request: Call, services: Work, tenant: Name, adapter: Name) -> AdapterView:
@@ -75,8 +75,8 @@ class AdapterRoutes(Controller):
         read_query(request)
         async with services.database.read() as session:
             row = await get_adapter(session, target, adapter)
-            numbers = await list_numbers(session, [row.id])
-            return show_adapter(row, numbers[row.id], await list_aliases(session, [row.id]))
+            states = await list_states(session, [row.id])
+            return show_adapter(row, states[row.id], await list_aliases(session, [row.id]))
 
     @patch(_ADAPTER)
     async def change(self, request: Call, services: Work, tenant: Name, adapter: Name) -> AdapterView:

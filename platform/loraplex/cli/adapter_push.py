@@ -7,8 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from loraplex.cli.adapters import SHORT_DIGEST
-from loraplex.cli.output import AsJson, done, print_json, say, stderr
+from loraplex.cli.output import SHORT_DIGEST, AsJson, done, print_json, say, stderr
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError

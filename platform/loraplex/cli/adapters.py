@@ -8,11 +8,12 @@ from __future__ import annotations
 from cyclopts import App
 
 from loraplex.cli.confirm import Yes, confirm
-from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, stdout, when
+from loraplex.cli.output import SHORT_DIGEST, AsJson, done, print_facts, print_json, print_table, stdout, when
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef, parse_ref
 from loraplex.client.errors import ClientError
 from loraplex.client.management import LIVE
+from loraplex.client.types import Adapter
 from loraplex_registry.wire.adapter import VersionView
 
 app = App(
@@ -27,7 +28,6 @@ app = App(
         "  loraplex adapters rollback team-x/support\n"
     ),
 )
-SHORT_DIGEST = len("sha256:") + 12
 app.command("loraplex.cli.adapter_push:push", name="push", help="Upload a folder that PEFT saved.")
 app.command("loraplex.cli.adapter_check:check", name="check", help="Judge a folder as the registry would, here.")
 app.command("loraplex.cli.adapter_pull:pull", name="pull", help="Download a version's files.")
@@ -46,7 +46,7 @@ def list_(tenant: str | None = None, /, *, as_json: AsJson = False) -> None:
         "Adapters",
         ("adapter", "default", "live", "versions", "base", "created"),
         (
-            (f"{a.tenant}/{a.name}", a.is_default, a.live, a.num_versions, a.base_model, when(a.created_at))
+            (f"{a.tenant}/{a.name}", a.is_default, _show_live(a), a.num_versions, a.base_model, when(a.created_at))
             for a in adapters
         ),
         empty="No adapters yet. Upload one: loraplex adapters push ./my-adapter --as team-x",
@@ -152,6 +152,33 @@ def restore(name: str, /, *, as_json: AsJson = False) -> None:
 
 
 @app.command
+def quarantine(name: str, /, *, as_json: AsJson = False) -> None:
+    """Take a version out of service at once (admins): every name that means it answers 409."""
+    ref = parse_ref(name)
+    number = ref.require_number()
+    with open_management() as client:
+        version = client.quarantine(ref.tenant, client.resolve_adapter(ref), number)
+    if as_json:
+        print_json(version)
+    else:
+        full = f"{version.tenant}/{version.adapter}@{number}"
+        done(f"{full} is {version.state}. Back: loraplex adapters release {full}")
+
+
+@app.command
+def release(name: str, /, *, as_json: AsJson = False) -> None:
+    """Make a quarantined version ready again (admins); engines forget what they had against it and load it anew."""
+    ref = parse_ref(name)
+    number = ref.require_number()
+    with open_management() as client:
+        version = client.release(ref.tenant, client.resolve_adapter(ref), number)
+    if as_json:
+        print_json(version)
+    else:
+        done(f"{version.tenant}/{version.adapter}@{number} is {version.state}.")
+
+
+@app.command
 def delete(name: str, /, *, is_sure: Yes = False) -> None:
     """Delete an adapter with all its versions; running answers finish. Say the whole name, TENANT/ADAPTER."""
     ref = _without_version(name)
@@ -174,11 +201,21 @@ def _without_version(name: str) -> AdapterRef:
     return ref
 
 
+def _show_live(adapter: Adapter) -> str | None:
+    if adapter.live is None:
+        return None
+    return str(adapter.live) if adapter.live_state in (None, "ready") else f"{adapter.live}, {adapter.live_state}"
+
+
+def _show_state(version: VersionView) -> str:
+    return version.state if version.quarantine is None else f"{version.state} ({version.quarantine.reason})"
+
+
 def _row(version: VersionView) -> tuple[object, ...]:
     return (
         version.version,
         "live" if version.promoted else "",
-        version.state,
+        _show_state(version),
         version.digest[:SHORT_DIGEST],
         version.rank,
         version.target_modules,
@@ -193,10 +230,13 @@ def _show_version(version: VersionView, *, as_json: bool) -> None:
         return
     from loraplex.cli.report import print_report
 
+    quarantine = version.quarantine
+    why = {} if quarantine is None else {"because": quarantine.message, "since": quarantine.since}
     print_facts(
         {
             "version": f"{version.tenant}/{version.adapter}@{version.version}",
-            "state": version.state,
+            "state": _show_state(version),
+            **why,
             "live": version.promoted,
             "digest": version.digest,
             "base": version.base_model,

@@ -18,6 +18,8 @@ from rich.text import Text
 
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
 
+SHORT_DIGEST = len("sha256:") + 12
+"""Characters of a digest that tables show; the API takes as many."""
 _PIPE_WIDTH = 200
 _CONTROL = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 _CONTROL_BUT_LINES = {code: sign for code, sign in _CONTROL.items() if chr(code) not in "\n\t"}

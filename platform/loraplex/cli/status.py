@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from loraplex.cli.output import AsJson, print_facts, print_json, print_table, stdout
+from loraplex.cli.output import SHORT_DIGEST, AsJson, print_facts, print_json, print_table, stdout
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
 from loraplex.client.location import find_location
 from loraplex.client.management import Management
-from loraplex.client.types import Model, Replica
+from loraplex.client.types import EngineState, FailedLoad, Model, Replica
 
 
 @dataclass
@@ -77,12 +77,35 @@ def _print(found: Status) -> None:
         for engine in found.engines:
             if facts := describe_engine(engine):
                 stdout().print(f"{engine.url} runs {facts}", markup=False, soft_wrap=True)
+        _print_refused(found.engines)
     print_table(
         "\nModels",
         ("model", "version", "base", "of"),
         ((model.id, model.root, model.parent, model.owned_by) for model in found.models),
         empty="No models to show: this needs a key that may call some.",
     )
+
+
+def _print_refused(engines: list[Replica]) -> None:
+    rows = [(engine.url, *row) for engine in engines for row in list_refused(engine.state)]
+    if rows:
+        print_table("\nAdapters that engines refuse", ("engine", "digest", "state", "because"), rows, empty="")
+
+
+def list_refused(state: EngineState) -> list[tuple[str, str, str]]:
+    """Return what an engine could not load or has quarantined for itself: beginning of the digest, state, cause."""
+    failed = [(digest[:SHORT_DIGEST], _describe_failure(load), load.reason) for digest, load in state.failed.items()]
+    return failed + [
+        (digest[:SHORT_DIGEST], f"quarantined here after {found.strikes} strikes", found.reason)
+        for digest, found in state.quarantined.items()
+    ]
+
+
+def _describe_failure(load: FailedLoad) -> str:
+    tries = f"not loaded, {load.attempts} {'try' if load.attempts == 1 else 'tries'}"
+    if load.is_final:
+        return f"{tries}, given up"
+    return f"{tries}, again in {load.retry_in_s or 0:.0f} s"
 
 
 def describe_engine(engine: Replica) -> str:

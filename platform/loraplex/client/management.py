@@ -138,6 +138,16 @@ class Management:
         answer = self.connection.send("POST", f"{_version_path(tenant, adapter, number)}/restore")
         return decode(answer.content, VersionView)
 
+    def quarantine(self, tenant: str, adapter: str, number: int) -> VersionView:
+        """Take a version out of service; for admins only."""
+        answer = self.connection.send("POST", f"{_version_path(tenant, adapter, number)}/quarantine")
+        return decode(answer.content, VersionView)
+
+    def release(self, tenant: str, adapter: str, number: int) -> VersionView:
+        """Make a quarantined version ready again; for admins only."""
+        answer = self.connection.send("POST", f"{_version_path(tenant, adapter, number)}/release")
+        return decode(answer.content, VersionView)
+
     def get_alias(self, tenant: str, adapter: str, alias: str) -> Alias:
         """Return where an alias points."""
         return self.connection.get(_alias_path(tenant, adapter, alias), Alias)

@@ -36,13 +36,14 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
-    """A named adapter; `live` is the number of its live version, None where none is live."""
+    """A named adapter; `live` is the number of its live version, None where none is live, `live_state` its state."""
 
     tenant: str
     name: str
     base_model: str = ""
     is_default: bool = False
     live: int | None = None
+    live_state: str | None = None
     latest: int | None = None
     num_versions: int = 0
     created_at: str = ""
@@ -92,10 +93,28 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     row_invariant: bool | None = None
 
 
+class FailedLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A digest that an engine could not load; unless `is_final` it tries again."""
+
+    reason: str = ""
+    attempts: int = 0
+    is_final: bool = False
+    retry_in_s: float | None = None
+
+
+class HarmfulAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A digest that an engine has quarantined for itself."""
+
+    reason: str = ""
+    strikes: int = 0
+
+
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine last said of itself; `model` is None while it starts."""
+    """What an engine last said of itself; `model` is None while it starts. `failed` and `quarantined` are by digest."""
 
     model: EngineModel | None = None
+    failed: dict[str, FailedLoad] = {}
+    quarantined: dict[str, HarmfulAdapter] = {}
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,8 +100,9 @@ class Fleet:
             await self.on_view(self.view)
 
     async def forget_failure(self, digest: str) -> None:
-        """Make the engines that cannot load `digest`, or have quarantined it, forget so; they drop it and may try anew.
+        """Make the engines that cannot load `digest`, or have quarantined it, forget so; they load it anew at once.
 
+        Waits a few seconds for the loads; one that fails again is a first failure.
         An engine that cannot be reached keeps its opinion, and may show it again.
         """
         async with self._look_lock:
@@ -111,16 +112,16 @@ class Fleet:
                 for replica in self.view.replicas
                 if digest in replica.failed or digest in replica.quarantined
             ]
-            await asyncio.gather(*(self._drop(url, digest) for url in urls))
+            await asyncio.gather(*(self._load_anew(url, digest) for url in urls))
             await self._look()
 
-    async def _drop(self, url: str, digest: str) -> None:
+    async def _load_anew(self, url: str, digest: str) -> None:
         try:
             async with asyncio.timeout(_FORGET_TIMEOUT_S):
-                await self.client(url).drop_adapter(digest)
+                await self.client(url).load_adapter(digest)
         except (UnreachableError, ReplicaFailedError, TimeoutError) as error:
-            # running requests may keep it longer; what it remembered against the digest is gone at once
-            _log.info("engine %s did not confirm to have dropped %s: %r", url, digest, error)
+            # what it held against the digest is gone by the call alone
+            _log.info("engine %s did not confirm a load of %s: %r", url, digest, error)
 
     async def _look(self) -> None:
         places = [(pool, url) for pool in self._pools for url in await _resolve(pool.engines)]

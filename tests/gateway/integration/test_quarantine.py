@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway_world import BASE, GatewayWorld, running_world, until
+from gateway_world import ADMIN_KEY, BASE, GatewayWorld, running_world, until
+from loraplex.cli.app import main
 from loraplex_registry.errors import UnavailableError
 
 VERSIONS = "/api/v1/tenants/team-x/adapters/default/versions"
@@ -115,7 +117,7 @@ async def test_release_makes_the_engines_forget_and_holds(world: GatewayWorld, k
     assert code(await world.call("POST", f"{VERSIONS}/1/release", key=key)) == (403, "permission_denied")
     released = await world.call("POST", f"{VERSIONS}/1/release")
     assert (released.status_code, released.json()["state"]) == (200, "ready")
-    assert [engine.dropped for engine in world.engines] == [[digest], [digest]]
+    assert [engine.asked_to_load for engine in world.engines] == [[digest], [digest]]
     await world.gateway.fleet.poll()
     assert (await world.complete("team-x", "answer", key)).status_code == 200
     world.engine.fail_load(digest)
@@ -152,7 +154,7 @@ async def test_what_one_engine_quarantined_goes_to_another_that_holds_it(world: 
     assert (len(first.calls), len(second.calls)) == (1, 3)
     assert [used["prompt_tokens"] for used in await world.usage() if used["outcome"] == "error"] == [0]
     assert (await world.call("POST", f"{VERSIONS}/1/release")).status_code == 200
-    assert (first.dropped, second.dropped) == ([digest], [])
+    assert (first.asked_to_load, second.asked_to_load) == ([digest], [])
 
 
 async def test_quarantine_waits_for_a_registry_that_is_away(
@@ -172,3 +174,47 @@ async def test_quarantine_waits_for_a_registry_that_is_away(
         return (await show(world))["state"] == "quarantined"
 
     await until(is_quarantined)
+
+
+@pytest.fixture
+def run(
+    world: GatewayWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], Awaitable[str]]:
+    """Run a `loraplex` command as admin and return all that it prints."""
+    monkeypatch.setenv("LORAPLEX_URL", world.url)
+    monkeypatch.setenv("LORAPLEX_API_KEY", ADMIN_KEY)
+
+    async def run(command: str) -> str:
+        assert await asyncio.to_thread(main, command.split()) == 0
+        printed = capsys.readouterr()
+        return " ".join((printed.out + printed.err).split())
+
+    return run
+
+
+async def test_command_line_shows_state_and_cause_and_releases(
+    world: GatewayWorld, run: Callable[[str], Awaitable[str]]
+) -> None:
+    digest = (await world.push("team-x"))["digest"]
+    first, second = world.engines
+    first.fail_load(digest)
+    second.fail_load(digest, is_final=False, attempts=1, retry_in_s=2.0, reason="The registry does not answer.")
+    second.quarantined["sha256:" + "b" * 64] = {"reason": "numbers that are not finite", "strikes": 3}
+    await world.gateway.fleet.poll()
+    status = await run("status")
+    short = digest[:19]
+    assert f"{first.url} {short} not loaded, 5 tries, given up The adapter's bytes do not match its digest" in status
+    assert f"{second.url} {short} not loaded, 1 try, again in 2 s The registry does not answer." in status
+    assert "sha256:bbbbbbbbbbbb quarantined here after 3 strikes numbers that are not finite" in status
+    assert "team-x/default yes 1 1 tiny" in await run("adapters list team-x")
+
+    second.failed.clear()
+    await world.gateway.fleet.poll()
+    assert "team-x/default yes 1, quarantined 1 tiny" in await run("adapters list team-x")
+    assert "quarantined (load_failed)" in await run("adapters show team-x")
+    shown = await run("adapters show team-x@1")
+    assert "state quarantined (load_failed) because The adapter's bytes do not match its digest" in shown
+    assert "ready" in await run("adapters release team-x@1")
+    assert short not in await run("status")
+    assert "release team-x/default@1" in await run("adapters quarantine team-x@1")
+    assert "quarantined (by_admin)" in await run("adapters show team-x")

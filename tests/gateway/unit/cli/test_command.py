@@ -23,10 +23,11 @@ ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; base list; tenants create; tenants list;
 tenants show; tenants update; tenants delete; keys create; keys list; keys revoke; adapters push; adapters list;
 adapters show; adapters promote; adapters rollback; adapters history; adapters retire; adapters restore;
-adapters delete; adapters pull; adapters check; chat; usage; status"""
+adapters quarantine; adapters release; adapters delete; adapters pull; adapters check; chat; usage; status"""
 PRINTS_DATA = """up; db upgrade; db current; base pull; base list; tenants create; tenants list; tenants show;
 tenants update; keys create; keys list; adapters push; adapters list; adapters show; adapters promote;
-adapters rollback; adapters history; adapters restore; adapters check; chat; usage; status"""
+adapters rollback; adapters history; adapters restore; adapters quarantine; adapters release; adapters check;
+chat; usage; status"""
 
 
 def words(text: str) -> list[str]:
