@@ -41,9 +41,12 @@ fmt: $(STAMP) ## Format the code and mend what ruff can mend
 
 check: lint test ## lint, then test: what has to pass before a change lands
 
-bench: $(STAMP) ## Measure batching and the ops on this machine; run it while nothing else runs
+bench: $(STAMP) ## Measure batching and the ops, some minutes; longer: make bench_lora, bench_slots, bench_loads
 	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)
 	@$(BIN)/python tests/bench/bench_ops.py
+
+bench_%: $(STAMP)
+	@$(BIN)/python tests/bench/$@.py $(ARGS)
 
 lock: ## Pin the versions in .venv into requirements/lock.txt
 	@scripts/lock.sh
