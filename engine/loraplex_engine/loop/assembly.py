@@ -225,6 +225,7 @@ def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[Bas
         return LoaderProcess(
             cache_dir=config.cache_dir,
             base=_limit_rank(spec, config),
+            base_dir=config.base,
             dtype=dtype_name,
             tolerated=TOLERATED if config.has_test_hooks else (),
             registry_url=config.registry_url,

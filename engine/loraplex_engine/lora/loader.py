@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -28,13 +29,14 @@ class LoaderProcess:
         *,
         cache_dir: str,
         base: BaseSpec,
+        base_dir: str,
         dtype: str,
         registry_url: str = "",
         engine_key: str = "",
         tolerated: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._launch = WorkerLaunch(cache_dir, base, dtype, registry_url, engine_key, tolerated)
+        self._launch = WorkerLaunch(cache_dir, base, base_dir, dtype, registry_url, engine_key, tolerated)
         self._clock = clock
         self._in_flight: set[str] = set()
         self._num_deaths = 0
@@ -92,7 +94,11 @@ class LoaderProcess:
         ours, theirs = Pipe()
         with theirs:
             argv = [sys.executable, "-m", "loraplex_engine.lora.worker", str(theirs.fileno())]
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])  # noqa: S603
+            # one thread for products of matrices, as for all else that a load does beside the step loop
+            env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(  # noqa: S603
+                argv, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=env
+            )
         self._pipe = ours
         try:
             ours.send_bytes(msgspec.msgpack.encode(self._launch))

@@ -76,6 +76,8 @@ class LoadDone(msgspec.Struct, frozen=True, tag="done"):
     norms: tuple[PackedNorm, ...] = ()
     rows: tuple[PackedRows, ...] = ()
     invocation_ids: tuple[int, ...] = ()
+    replaced_bytes: int = 0
+    """Of `num_bytes`, what stands in place of weights of the base."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="failed"):
@@ -103,6 +105,16 @@ class PackedAdapter:
         """Identity of the adapter version."""
         return self.facts.digest
 
+    @property
+    def replaced_bytes(self) -> int:
+        """Host memory of the norms, embedding and head rows that stand in place of the base's."""
+        return self.facts.replaced_bytes
+
+    @property
+    def lora_bytes(self) -> int:
+        """Host memory of everything else: A, B and the epilogue's vectors."""
+        return self.facts.num_bytes - self.facts.replaced_bytes
+
 
 def map_packed(facts: LoadDone, descriptor: int) -> PackedAdapter:
     """Map the loader's file; the descriptor is closed, so the memory goes when the mapping does.
@@ -116,19 +128,3 @@ def map_packed(facts: LoadDone, descriptor: int) -> PackedAdapter:
         return PackedAdapter(facts, mmap.mmap(descriptor, facts.num_bytes))
     finally:
         os.close(descriptor)
-
-
-def plan_layout(sizes: list[tuple[int, int, int]], itemsize: int) -> tuple[list[tuple[int, int]], int]:
-    """Byte offsets of A and B for (rank, in_features, out_features) triples, and the buffer's size."""
-    offsets: list[tuple[int, int]] = []
-    end = 0
-    for rank, in_features, out_features in sizes:
-        a_start = end
-        b_start = _align(a_start + rank * in_features * itemsize)
-        end = _align(b_start + rank * out_features * itemsize)
-        offsets.append((a_start, b_start))
-    return offsets, max(end, ALIGNMENT)
-
-
-def _align(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT

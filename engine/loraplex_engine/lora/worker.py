@@ -9,28 +9,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import mmap
 import os
 import signal
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from loraplex_engine.core.module_group import find_place
 from loraplex_engine.errors import DigestMismatchError
-from loraplex_engine.lora.disk import AdapterDisk, VerifiedAdapter
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob, PackedModule, plan_layout
-from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, TensorRef
+from loraplex_engine.lora.base_weights import BaseUnreadableError, BaseWeights
+from loraplex_engine.lora.disk import AdapterDisk
+from loraplex_engine.lora.pack import UnservableAdapterError, pack
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob
+from loraplex_engine.lora.stored import ShortFileError
+from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.wire.client import ArtifactClient, ArtifactError, ArtifactMissingError
 
 Loaded = tuple[LoadDone, int] | LoadFailed
@@ -40,7 +36,6 @@ _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _MAX_LOADS = 4
 _PATIENCE_S = 0.005
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files there have no name
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
@@ -48,6 +43,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
 
     cache_dir: str
     base: BaseSpec
+    base_dir: str
     dtype: str
     registry_url: str
     engine_key: str
@@ -62,8 +58,9 @@ def main() -> int:
     become_background()
     client = ArtifactClient(launch.registry_url, launch.engine_key) if launch.registry_url else None
     disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client, launch.tolerated)
+    base = BaseWeights(Path(launch.base_dir), launch.base, launch.dtype)
     with contextlib.suppress(EOFError, BrokenPipeError):
-        serve(core, lambda digest: load(digest, disk, launch.dtype))
+        serve(core, lambda digest: load(digest, disk, base))
     return 0
 
 
@@ -80,15 +77,18 @@ def serve(core: Connection[bytes, bytes], load_one: Callable[[str], Loaded]) -> 
             _tell(core, future.result())
 
 
-def load(digest: str, disk: AdapterDisk, dtype: str) -> Loaded:
+def load(digest: str, disk: AdapterDisk, base: BaseWeights) -> Loaded:
     """Bring one adapter from the registry or the disk cache into a packed file; whatever goes wrong is a result."""
     stage = "fetch"
     try:
         adapter = disk.get(digest)
         stage = "pack"
-        return pack(digest, adapter, dtype)
+        return pack(digest, adapter, base)
     except DigestMismatchError as error:
         return LoadFailed(digest, "verify", error.code, str(error), is_content=True)
+    except UnservableAdapterError as error:
+        message = f"The adapter cannot be served: {error}."
+        return LoadFailed(digest, stage, DigestMismatchError.code, message, is_content=True)
     except Exception as error:  # noqa: BLE001 - a load that fails must not end the others in this process
         _log.warning("%s could not be loaded: %r", digest, error)
         return LoadFailed(digest, stage, "adapter_loading", _explain(error), is_content=False)
@@ -100,48 +100,12 @@ def _explain(error: Exception) -> str:
         return "The registry does not have this adapter's files."
     if isinstance(error, ArtifactError):
         return "The registry does not answer."
+    if isinstance(error, BaseUnreadableError):
+        return "The base's weights on this replica cannot be read; they must be pulled again."
+    if isinstance(error, ShortFileError):
+        return "The adapter's file was cut short after it was verified."
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"The adapter could not be loaded: {reason or type(error).__name__}"
-
-
-def pack(digest: str, adapter: VerifiedAdapter, dtype: str) -> tuple[LoadDone, int]:
-    """Write the adapter's matrices at exact ranks, in the model's dtype, to a nameless file in memory.
-
-    Returns:
-        The facts, and the file's descriptor, which the caller has to close.
-    """
-    started_at = time.monotonic()
-    sizes = [(m.rank, m.a.shape[1], m.b.shape[0]) for m in adapter.plan.modules]
-    offsets, num_bytes = plan_layout(sizes, itemsize=_ITEMSIZE[dtype])
-    modules = _packed_modules(adapter.plan, offsets)
-    with tempfile.TemporaryFile(dir=_memory_dir(num_bytes)) as packed, adapter.weights.open("rb") as file:
-        packed.truncate(num_bytes)
-        with (
-            mmap.mmap(packed.fileno(), num_bytes) as target,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as source,
-        ):
-            for module, (a_start, b_start) in zip(adapter.plan.modules, offsets, strict=True):
-                _write(target, a_start, read_tensor(source, module.a), dtype)
-                _write(target, b_start, read_tensor(source, module.b).T, dtype)
-        descriptor = os.dup(packed.fileno())
-    pack_s = time.monotonic() - started_at
-    facts = LoadDone(digest, num_bytes, adapter.plan.rank, modules, adapter.fetch_s, adapter.verify_s, pack_s)
-    return facts, descriptor
-
-
-def read_tensor(source: mmap.mmap, ref: TensorRef) -> NDArray[np.float32]:
-    """Return the tensor as float32, whatever it is stored as."""
-    raw: NDArray[Any] = np.frombuffer(source[ref.start : ref.stop], dtype=_STORED[ref.dtype])
-    values: NDArray[np.float32] = raw.astype(np.float32)
-    if ref.dtype == "BF16":
-        values = (raw.astype(np.uint32) << 16).view(np.float32)
-    return values.reshape(ref.shape)
-
-
-def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round finite float32 to the nearest bfloat16, ties to even, as its bits."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def become_background() -> None:
@@ -150,10 +114,6 @@ def become_background() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-_ITEMSIZE = {"float32": 4, "bfloat16": 2}
-_STORED: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 def _tell(core: Connection[bytes, bytes], result: Loaded) -> None:
@@ -166,32 +126,6 @@ def _tell(core: Connection[bytes, bytes], result: Loaded) -> None:
         send_handle(core, descriptor, None)  # the process id matters on Windows only
     finally:
         os.close(descriptor)
-
-
-def _write(target: mmap.mmap, start: int, values: NDArray[np.float32], dtype: str) -> None:
-    data = to_bfloat16(values) if dtype == "bfloat16" else np.ascontiguousarray(values)
-    target[start : start + data.nbytes] = data.tobytes()
-
-
-def _packed_modules(plan: AdapterPlan, offsets: list[tuple[int, int]]) -> tuple[PackedModule, ...]:
-    packed = []
-    for module, (a_start, b_start) in zip(plan.modules, offsets, strict=True):
-        place = find_place(module.path)
-        if place is None:
-            raise ValueError(f"the engine has no place for LoRA on {module.path}")
-        packed.append(
-            PackedModule(*place, module.rank, module.scaling, module.a.shape[1], module.b.shape[0], a_start, b_start)
-        )
-    return tuple(packed)
-
-
-def _memory_dir(num_bytes: int) -> str | None:
-    """The machine's memory file system when it has room, else the temporary folder."""
-    try:
-        stats = os.statvfs(_SHARED_MEMORY)
-    except OSError:
-        return None
-    return _SHARED_MEMORY if stats.f_bavail * stats.f_frsize > 2 * num_bytes else None
 
 
 if __name__ == "__main__":

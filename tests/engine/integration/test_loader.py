@@ -17,7 +17,7 @@ BASE = BaseSpec("tiny", (), "sha256:0", "", 8, {})
 def test_process_that_dies_between_facts_and_descriptor_fails_the_load_it_owes(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
     monkeypatch.setattr(LoaderProcess, "_spawn", lambda self: setattr(self, "_pipe", ours))
-    loader = LoaderProcess(cache_dir="", base=BASE, dtype="float32")
+    loader = LoaderProcess(cache_dir="", base=BASE, base_dir="", dtype="float32")
     loader.start("sha256:x")
     loader.start("sha256:y")
     for _ in range(2):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import io
 import json
-import mmap
 import os
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.core.module_group import GROUP_NAMES, find_place
 from loraplex_engine.lora.bank import DeviceBank
+from loraplex_engine.lora.base_weights import BaseWeights
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.packed import LoadFailed, PackedAdapter
-from loraplex_engine.lora.worker import load, read_tensor, to_bfloat16
+from loraplex_engine.lora.stored import read_tensor, to_bfloat16
+from loraplex_engine.lora.worker import Loaded, load
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.decoder import lora_shapes
 from loraplex_engine.ops.lora.replacement import Replacements
@@ -47,9 +49,7 @@ def test_bfloat16_rounds_as_torch_does() -> None:
 def test_stored_tensor_becomes_the_float32_that_torch_reads(name: str, dtype: torch.dtype) -> None:
     tensor = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
     raw = tensor.view(torch.uint8).numpy().tobytes()
-    source = mmap.mmap(-1, len(raw) + 7)
-    source[7:] = raw
-    read = read_tensor(source, TensorRef("t", name, (3, 5), 7, 7 + len(raw)))
+    read = read_tensor(io.BytesIO(bytes(7) + raw), TensorRef("t", name, (3, 5), 7, 7 + len(raw)))
     assert torch.equal(torch.from_numpy(read.copy()), tensor.float())
 
 
@@ -73,7 +73,7 @@ def test_bound_adapter_holds_the_file_s_numbers_in_the_model_s_dtype(
     base: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     folder = write_adapter(tmp_path / "a", base, rank=5, targets=["k_proj", "up_proj"], rank_pattern={"up_proj": 3})
-    loader = FolderLoader(tmp_path / "adapters", load_spec(base), str(dtype).removeprefix("torch."))
+    loader = FolderLoader(tmp_path / "adapters", base, load_spec(base), str(dtype).removeprefix("torch."))
     digest = loader.put(folder)
     loader.start(digest)
     (adapter,) = loader.take_finished()
@@ -159,12 +159,16 @@ def test_fetches_killed_long_ago_are_swept_and_younger_ones_are_not(base: Path, 
     assert (old.exists(), young.exists()) == (False, True)
 
 
+def _load_absent(base: Path, disk: AdapterDisk) -> Loaded:
+    return load(f"sha256:{'0' * 64}", disk, BaseWeights(base, load_spec(base), "float32"))
+
+
 def test_any_failure_of_a_load_is_a_result(base: Path, tmp_path: Path) -> None:
     class BrokenDisk:
         def get(self, digest: str) -> None:
             raise MemoryError
 
-    failed = load("sha256:x", BrokenDisk(), "float32")  # type: ignore[arg-type]
+    failed = load("sha256:x", BrokenDisk(), BaseWeights(base, load_spec(base), "float32"))  # type: ignore[arg-type]
     assert isinstance(failed, LoadFailed)
     assert "MemoryError" in failed.message
 
@@ -175,7 +179,7 @@ def test_bytes_of_another_digest_never_reach_the_cache(base: Path, tmp_path: Pat
     assert plan is not None
     _flip_a_bit(folder / "adapter_model.safetensors")
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), FolderClient(folder))  # type: ignore[arg-type]
-    failed = load(plan.digest, disk, "float32")
+    failed = load(plan.digest, disk, BaseWeights(base, load_spec(base), "float32"))
     assert isinstance(failed, LoadFailed)
     assert (failed.code, failed.is_content) == ("digest_mismatch", True)
     assert list((tmp_path / "adapters").rglob("*.safetensors")) == []
@@ -184,7 +188,7 @@ def test_bytes_of_another_digest_never_reach_the_cache(base: Path, tmp_path: Pat
 def test_adapter_that_no_registry_can_give_is_said_so(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failed = load(f"sha256:{'0' * 64}", AdapterDisk(tmp_path, load_spec(base), None), "float32")
+    failed = _load_absent(base, AdapterDisk(tmp_path, load_spec(base), None))
     assert isinstance(failed, LoadFailed)
     assert failed.message == "The registry does not answer."
     assert "--registry-url" in caplog.text
@@ -203,7 +207,7 @@ def test_a_failed_fetch_is_told_without_internal_routes(base: Path, tmp_path: Pa
     transport = httpx.MockTransport(lambda _: httpx.Response(answer, content=b"?"))
     client = ArtifactClient("http://registry", "key", transport=transport)
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)
-    result = load("sha256:" + "0" * 64, disk, "float32")
+    result = _load_absent(base, disk)
     assert isinstance(result, LoadFailed)
     assert (result.stage, result.code, result.message) == ("fetch", "adapter_loading", message)
 
@@ -211,7 +215,7 @@ def test_a_failed_fetch_is_told_without_internal_routes(base: Path, tmp_path: Pa
 def test_a_disk_that_fails_is_told_without_its_paths(base: Path, tmp_path: Path) -> None:
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), ArtifactClient("http://registry", "key"))
     (tmp_path / "adapters" / "sha256").write_bytes(b"")
-    result = load("sha256:" + "0" * 64, disk, "float32")
+    result = _load_absent(base, disk)
     assert isinstance(result, LoadFailed)
     assert str(tmp_path) not in result.message
     assert "loaded: " in result.message
