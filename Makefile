@@ -1,7 +1,7 @@
 # `make demo` and `make test` each do their whole set-up first; everything is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test lint fmt check bench lock clean
+.PHONY: help setup base demo test endure lint fmt check bench lock clean
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 BASE := smollm2-135m
@@ -27,6 +27,9 @@ test: $(STAMP) ## Run all tests
 	@$(BIN)/python -m loraplex_engine pull $(BASE) || \
 	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."
 	@$(BIN)/python -m pytest $(ARGS)
+
+endure: $(STAMP) ## Run the long cases at full length, an hour or so; `make test` has each of them for a few seconds
+	@$(BIN)/python -m pytest tests/cases -m endure --endure $(ARGS)
 
 lint: $(STAMP) ## Check style, types, the layers between packages and the layout
 	@scripts/check_layout.sh

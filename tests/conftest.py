@@ -34,6 +34,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `make endure` ask for long cases at full length."""
+    parser.addoption("--endure", action="store_true", help="run the cases marked `endure` at full length")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Switch sockets on in `**/integration`, `e2e` and `contract`."""
     for item in items:
