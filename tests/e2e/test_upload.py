@@ -52,7 +52,7 @@ def test_refused_upload_carries_a_report_and_leaves_nothing(
     folder = tmp_path / "bad"
     shutil.copytree(EXAMPLES / "pirate", folder)
     config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"r": 4, "use_dora": True}))
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"r": 4, "layer_replication": [[0, 2]]}))
     team = teams["pirate"]
     with platform.management(team.key) as client:
         before = client.list_versions(team.name, "default"), client.list_models()

@@ -7,6 +7,7 @@ the files hold. The order of its calls is the order in which a team should mend 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +15,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from loraplex_registry.peft.base_rule import judge_base_name
+from loraplex_registry.peft.claim import judge_claims
 from loraplex_registry.peft.config import AdapterConfig, LoraSettings, judge_config
+from loraplex_registry.peft.copy_rule import judge_copies, judge_same
 from loraplex_registry.peft.digest import TensorHash, canonical_config, canonical_digest
 from loraplex_registry.peft.errors import AdapterFileError
 from loraplex_registry.peft.file_rule import (
@@ -31,9 +34,15 @@ from loraplex_registry.peft.findings import Findings
 from loraplex_registry.peft.header import TensorTable, read_open_header
 from loraplex_registry.peft.magic import PEEK_BYTES, find_foreign_format, judge_side_files
 from loraplex_registry.peft.report import Report, build_report
-from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, LoraModule
-from loraplex_registry.peft.target import Resolution, judge_targets
-from loraplex_registry.peft.tensor_rule import judge_rank_limit, judge_whole_matrices, match_tensors
+from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, TensorRef
+from loraplex_registry.peft.target import judge_targets
+from loraplex_registry.peft.tensor_rule import (
+    Matched,
+    judge_rank_limit,
+    judge_saved_size,
+    judge_whole_matrices,
+    match_tensors,
+)
 from loraplex_registry.peft.tensor_scan import scan_tensor
 
 __all__ = ["check_adapter", "check_names"]
@@ -94,12 +103,21 @@ def _judge_weights_file(
         if table is None or settings is None or findings.has_failed("base_mismatch"):
             _judge_declared_rank(settings, base, findings)
             return None
-        resolution, modules = _judge_structure(table, settings, base, findings)
-        if resolution is None or findings.has_failed():
+        judged = _judge_structure(table, settings, base, findings)
+        if judged is None or findings.has_failed():
             return None
+        canonical, matched = judged
         hashes = _scan_tensors(file, table, findings)
-    template_sha256 = _hash_template(files.get(TEMPLATE_FILE))
-    return _build_plan(canonical_config(settings, resolution), modules, hashes, base, template_sha256)
+        if findings.has_failed("truncated"):
+            return None
+        name_to_sha256 = {tensor.name: tensor.sha256 for tensor in hashes}
+        judge_same(matched.same, name_to_sha256, file, findings)
+        dropped = judge_copies(matched.copies, name_to_sha256, base, findings)
+    kept = [tensor for tensor in hashes if tensor.name not in dropped]
+    digest = canonical_digest(
+        base.fingerprint, canonical, kept, template_sha256=_hash_template(files.get(TEMPLATE_FILE))
+    )
+    return _build_plan(digest, canonical, settings, matched, base, dropped)
 
 
 def _judge_header(file: BinaryIO, findings: Findings) -> TensorTable | None:
@@ -119,17 +137,20 @@ def _judge_header(file: BinaryIO, findings: Findings) -> TensorTable | None:
 
 def _judge_structure(
     table: TensorTable, settings: LoraSettings, base: BaseSpec, findings: Findings
-) -> tuple[Resolution | None, list[LoraModule]]:
-    """Everything that config, header and base say together."""
+) -> tuple[dict[str, Any], Matched] | None:
+    """Everything that config, header and base say together: the canonical config, and what the tensors are."""
     resolution = judge_targets(settings, base, findings)
     targets = resolution.targets if resolution is not None else ()
     judge_rank_limit([target.rank for target in targets] or [settings.r], base, findings)
-    if findings.has_failed("field_unsupported"):
-        judge_whole_matrices(table, base, findings)
-        return resolution, []
     if resolution is None or findings.has_failed("target_modules"):
-        return None, []
-    return resolution, match_tensors(table, targets, base, findings)
+        return None
+    claims = judge_claims(settings, targets, base, findings)
+    if findings.has_failed("field_unsupported", "field_value"):
+        judge_whole_matrices(table, base, findings)
+        return None
+    matched = match_tensors(table, settings, targets, claims, base, findings)
+    judge_saved_size(matched, base, findings)
+    return canonical_config(settings, resolution, claims), matched
 
 
 def _judge_declared_rank(settings: LoraSettings | None, base: BaseSpec, findings: Findings) -> None:
@@ -158,21 +179,35 @@ def _hash_template(path: Path | None) -> str | None:
 
 
 def _build_plan(
+    digest: str,
     config: dict[str, Any],
-    modules: list[LoraModule],
-    hashes: list[TensorHash],
+    settings: LoraSettings,
+    matched: Matched,
     base: BaseSpec,
-    template_sha256: str | None,
+    dropped: tuple[str, ...],
 ) -> AdapterPlan:
+    modules = matched.modules
     return AdapterPlan(
-        digest=canonical_digest(base.fingerprint, config, hashes, template_sha256=template_sha256),
+        digest=digest,
         base_fingerprint=base.fingerprint,
         config=config,
         rank=max(module.rank for module in modules),
         target_modules=tuple(sorted({module.path.rpartition(".")[2] for module in modules})),
-        num_parameters=sum(module.rank * (module.a.shape[1] + module.b.shape[0]) for module in modules),
-        modules=tuple(modules),
+        num_parameters=sum(math.prod(ref.shape) for ref in _effective_tensors(matched).values()),
+        modules=modules,
+        weights=matched.weights,
+        biases=matched.biases,
+        token_rows=matched.token_rows,
+        invocation_ids=settings.alora_invocation_tokens,
+        dropped=dropped,
     )
+
+
+def _effective_tensors(matched: Matched) -> dict[str, TensorRef]:
+    """Every tensor that takes effect, once, by name."""
+    refs = [ref for module in matched.modules for ref in (module.a, module.b, module.magnitude, module.bias)]
+    refs += [saved.ref for saved in (*matched.weights, *matched.biases)] + [rows.ref for rows in matched.token_rows]
+    return {ref.name: ref for ref in refs if ref is not None}
 
 
 def _honoured(config: AdapterConfig | None, plan: AdapterPlan | None) -> dict[str, Any]:

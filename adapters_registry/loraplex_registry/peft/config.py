@@ -7,8 +7,9 @@ alpha is refused, although PEFT would fill in 8.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,6 +20,7 @@ from loraplex_registry.peft.field_rule import (
     PLAIN_INITS,
     REFUSED_FIELDS,
     SIMILAR_FIELDS,
+    VARIANT_INIT,
     is_off,
 )
 from loraplex_registry.peft.file_rule import CONFIG_FILE
@@ -29,6 +31,8 @@ from loraplex_registry.peft.strict_json import parse_json
 MAX_RANK = 2**20
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 MAX_LAYER = 1_000_000
+MAX_TOKENS = 100_000
+MAX_SAVED_NAMES = 256
 MAX_UNKNOWN_FIELDS = 50
 MAX_FIELD_LENGTH = 80
 
@@ -36,11 +40,15 @@ _REQUIRED_TYPE = "LORA"
 _TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 
 
+BiasScope = Literal["none", "all", "lora_only"]
+
+
 class LoraSettings(msgspec.Struct, frozen=True):
     """The honoured fields, typed; a field that was absent or null holds its default.
 
     `target_modules` and `exclude_modules` are a tuple of names, one regular expression, or None. Patterns keep the
-    file's order, which decides where several keys match.
+    file's order, which decides where several keys match. `trainable_token_indices` are those of the embedding, or those
+    of each module by the ending of its name, in the order of the trained rows.
     """
 
     r: int
@@ -52,6 +60,13 @@ class LoraSettings(msgspec.Struct, frozen=True):
     exclude_modules: tuple[str, ...] | str | None = None
     layers_to_transform: tuple[int, ...] | None = None
     layers_pattern: tuple[str, ...] = ()
+    bias: BiasScope = "none"
+    use_dora: bool = False
+    lora_bias: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    trainable_token_indices: tuple[int, ...] | dict[str, tuple[int, ...]] = ()
+    alora_invocation_tokens: tuple[int, ...] = ()
+    ensure_weight_tying: bool = False
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
@@ -143,8 +158,6 @@ def _refuse_fields(raw: dict[str, Any]) -> dict[str, str]:
             else "remove it or set it to null"
         )
         refused[field[:MAX_FIELD_LENGTH]] = f"no PEFT release known here has this field; {hint}"
-    if raw.get("bias") in ("all", "lora_only"):
-        refused["bias"] = "trained biases are not served yet; train with bias none"
     init = raw.get("init_lora_weights")
     if isinstance(init, str) and init.startswith(BASE_CHANGING_INITS):
         refused["init_lora_weights"] = (
@@ -167,7 +180,6 @@ class _FieldReader:
 
     def read_settings(self) -> LoraSettings:
         """All honoured fields; only meaningful where no `field_value` failed."""
-        self._check_bias()
         self._check_init()
         settings = LoraSettings(
             r=self._read_required("r", _is_rank, "a whole number of 1 or more", 1),
@@ -179,8 +191,18 @@ class _FieldReader:
             exclude_modules=self._read_modules("exclude_modules") or None,
             layers_to_transform=self._read_layers(),
             layers_pattern=_as_names(self._read("layers_pattern", _is_names, "a name or a list of names", default=())),
+            bias=self._read("bias", lambda value: value in ("none", "all", "lora_only"), _BIAS_RULE, default="none"),
+            use_dora=self._read("use_dora", _is_bool, "true or false", default=False),
+            lora_bias=self._read("lora_bias", _is_bool, "true or false", default=False),
+            modules_to_save=tuple(self._read("modules_to_save", _are_module_names, _NAMES_RULE, default=())),
+            trainable_token_indices=self._read_token_indices(),
+            alora_invocation_tokens=tuple(
+                self._read("alora_invocation_tokens", _are_tokens, "a list of token ids", default=())
+            ),
+            ensure_weight_tying=self._read("ensure_weight_tying", _is_bool, "true or false", default=False),
         )
         self._check_layers(settings)
+        self._check_combinations(settings)
         return settings
 
     def _read(self, field: str, is_valid: Callable[[Any], bool], rule: str, *, default: Any) -> Any:
@@ -212,8 +234,12 @@ class _FieldReader:
         value = self._read("layers_to_transform", _is_layers, "a layer number or a list of them", default=None)
         return None if value is None or value == [] else tuple(value) if isinstance(value, list) else (value,)
 
-    def _check_bias(self) -> None:
-        self._read("bias", lambda value: value in ("none", "all", "lora_only"), "none", default="none")
+    def _read_token_indices(self) -> tuple[int, ...] | dict[str, tuple[int, ...]]:
+        rule = "a list of different token ids, or one for each module"
+        value = self._read("trainable_token_indices", _are_token_indices, rule, default=())
+        if isinstance(value, dict):
+            return {name: tuple(indices) for name, indices in value.items()}
+        return tuple(value)
 
     def _check_init(self) -> None:
         rule = "true, false or the name of a PEFT initialisation"
@@ -227,10 +253,34 @@ class _FieldReader:
         if settings.layers_pattern and settings.layers_to_transform is None:
             self._fail("layers_pattern", "layers_pattern needs layers_to_transform beside it; set both or neither.")
 
+    def _check_combinations(self, settings: LoraSettings) -> None:
+        """Fields that PEFT itself refuses beside each other, and those that aLoRA has no place for here."""
+        init = self._raw.get("init_lora_weights")
+        is_variant_init = isinstance(init, str) and init.lower() == VARIANT_INIT
+        if settings.lora_bias and (settings.use_dora or isinstance(init, str)):
+            self._fail("lora_bias", "PEFT has no lora_bias beside use_dora or a named init_lora_weights; drop one.")
+        if settings.use_dora and is_variant_init:
+            self._fail("use_dora", f"PEFT has no use_dora beside init_lora_weights {VARIANT_INIT}; drop one.")
+        if settings.alora_invocation_tokens:
+            self._check_activated(settings, is_variant_init=is_variant_init)
+
+    def _check_activated(self, settings: LoraSettings, *, is_variant_init: bool) -> None:
+        field = "alora_invocation_tokens"
+        if settings.use_dora or is_variant_init:
+            self._fail(field, f"PEFT has no {field} beside use_dora or init_lora_weights {VARIANT_INIT}; drop one.")
+        if self._raw.get("task_type") is None:
+            self._fail(field, f"PEFT never activates {field} without a task_type; set it to CAUSAL_LM.")
+        if settings.bias != "none" or settings.modules_to_save or settings.trainable_token_indices:
+            beside = "bias, modules_to_save or trainable_token_indices"
+            self._fail(field, f"{field} beside {beside} is not served: PEFT activates A and B alone; drop one.")
+
     def _fail(self, field: str, message: str) -> None:
         self._findings.fail("field_value", message, field)
 
 
+_BIAS_RULE = "none, all or lora_only"
+_NAMES_RULE = "a list of module names"
+_MODULE_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _ALPHA_RULE = f"a number other than 0, at most {MAX_ALPHA:g} in size"
 
 
@@ -254,6 +304,29 @@ def _is_layers(value: Any) -> bool:
     return all(
         type(layer) is int and 0 <= layer <= MAX_LAYER for layer in (value if isinstance(value, list) else [value])
     )
+
+
+def _is_module_name(value: Any) -> bool:
+    """PEFT compares endings of paths with it, and makes an expression of it: only plain names mean one thing."""
+    return isinstance(value, str) and _MODULE_NAME.fullmatch(value) is not None
+
+
+def _are_module_names(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_SAVED_NAMES and all(_is_module_name(name) for name in value)
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_TOKENS and all(type(i) is int and i >= 0 for i in value)
+
+
+def _are_token_indices(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_module_name(name) and bool(ids) and _are_different_tokens(ids) for name, ids in value.items())
+    return _are_different_tokens(value)
+
+
+def _are_different_tokens(value: Any) -> bool:
+    return _are_tokens(value) and len(set(value)) == len(value)
 
 
 def _is_init(value: Any) -> bool:

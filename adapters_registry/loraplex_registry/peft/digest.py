@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from loraplex_registry.peft.claim import Claims
 from loraplex_registry.peft.config import LoraSettings
 from loraplex_registry.peft.spec import TensorRef
 from loraplex_registry.peft.target import Resolution, ResolvedPattern
@@ -63,14 +64,16 @@ def canonical_digest(
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def canonical_config(settings: LoraSettings, resolution: Resolution) -> dict[str, Any]:
+def canonical_config(settings: LoraSettings, resolution: Resolution, claims: Claims) -> dict[str, Any]:
     """The honoured fields in one spelling: defaults filled, sets sorted, whole numbers without a point.
 
-    A pattern is an object where the order of its keys decides nothing, else a list of pairs in that order.
+    A pattern is an object where the order of its keys decides nothing, else a list of pairs in that order. Fields
+    beyond plain LoRA stand there only where they take effect, so plain LoRA has the same digest with and without them.
 
     Args:
         settings: the honoured fields.
         resolution: what they mean on the base.
+        claims: what the config claims beside A and B.
     """
     return {
         "peft_type": "LORA",
@@ -83,7 +86,22 @@ def canonical_config(settings: LoraSettings, resolution: Resolution) -> dict[str
         "exclude_modules": _canonical_names(settings.exclude_modules),
         "layers_to_transform": _sorted_or_none(settings.layers_to_transform),
         "layers_pattern": list(settings.layers_pattern),
+        **_optional_fields(settings, resolution, claims),
     }
+
+
+def _optional_fields(settings: LoraSettings, resolution: Resolution, claims: Claims) -> dict[str, Any]:
+    is_tied = claims.saved_tie is not None or any(target.tied_to is not None for target in resolution.targets)
+    fields = {
+        "bias": settings.bias if settings.bias != "none" else None,
+        "use_dora": settings.use_dora,
+        "lora_bias": settings.lora_bias,
+        "modules_to_save": sorted(set(settings.modules_to_save)),
+        "trainable_token_indices": {claim.path: list(claim.token_ids) for claim in claims.rows},
+        "alora_invocation_tokens": list(settings.alora_invocation_tokens),
+        "ensure_weight_tying": is_tied,
+    }
+    return {field: value for field, value in fields.items() if value}
 
 
 def _plain_number(value: float) -> int | float:

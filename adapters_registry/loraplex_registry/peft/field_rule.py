@@ -22,7 +22,13 @@ HONOURED_FIELDS: dict[str, str] = {
     "exclude_modules": "list or regular expression",
     "layers_to_transform": "the layers that a list of target_modules is limited to",
     "layers_pattern": "the name of the list of layers that layers_to_transform counts",
-    "bias": "none or absent; trained biases are refused",
+    "bias": "none, all or lora_only: which trained biases replace the base's",
+    "use_dora": "trained magnitudes beside A and B",
+    "lora_bias": "a bias of the LoRA layer itself",
+    "modules_to_save": "whole trained norms, embedding or head",
+    "trainable_token_indices": "trained rows of embedding or head",
+    "alora_invocation_tokens": "tokens from whose last occurrence on the adapter acts",
+    "ensure_weight_tying": "what changes a tied embedding changes the head too",
     "init_lora_weights": "any value that leaves the base's weights as they are",
 }
 
@@ -40,16 +46,10 @@ HARMLESS_FIELDS: dict[str, str] = {
     "eva_config": "only read when training starts",
     "corda_config": "only read with init_lora_weights corda, which is refused",
     "lora_ga_config": "only read with init_lora_weights lora_ga, which is refused",
-    "ensure_weight_tying": "only concerns embeddings and heads, which are refused",
     "runtime_config": "PEFT itself drops it on loading",
 }
 
 REFUSED_FIELDS: dict[str, str] = {
-    "use_dora": "DoRA is not served yet; train without use_dora",
-    "lora_bias": "biases in LoRA layers are not served yet; train without lora_bias",
-    "modules_to_save": "whole trained modules are not served yet; train with modules_to_save=None",
-    "trainable_token_indices": "trained token rows are not served yet; train without trainable_token_indices",
-    "alora_invocation_tokens": "activated LoRA is not served yet; train without alora_invocation_tokens",
     "layer_replication": "replicated layers change the base; train without layer_replication",
     "target_parameters": "LoRA on bare parameters is not served; target linear modules instead",
     "enable_lora": "fused layers of early PEFT are not served; train again with separate q, k and v modules",
@@ -67,6 +67,9 @@ BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica")
 """Values of `init_lora_weights` that leave the base as it is."""
+
+VARIANT_INIT = "mica"
+"""The one of `PLAIN_INITS` that PEFT takes for a variant of LoRA, which excludes every other."""
 
 KNOWN_FIELDS = HONOURED_FIELDS.keys() | HARMLESS_FIELDS.keys() | REFUSED_FIELDS.keys()
 

@@ -32,6 +32,9 @@ class BaseSpec(msgspec.Struct, frozen=True):
     """The facts about a base model that decide whether an adapter fits.
 
     `modules` maps the module's path in the transformers causal model (`model.layers.0.self_attn.q_proj`) to its spec.
+    `max_saved_bytes` limits what one adapter may bring as whole matrices and rows. `matrix_hashes` maps the paths of
+    embedding and head to dtype (F32, F16, BF16) to the sha256, in hex, of the matrix cast to it; empty for a base that
+    was described before there were any.
     """
 
     name: str
@@ -43,6 +46,8 @@ class BaseSpec(msgspec.Struct, frozen=True):
     max_lora_rank: int = 64
     default_context: int = 2048
     architecture: str = "LlamaForCausalLM"
+    max_saved_bytes: int = 2 * 1024**3
+    matrix_hashes: dict[str, dict[str, str]] = {}
 
 
 class TensorRef(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from loraplex_registry.peft.errors import PatternError
 from loraplex_registry.peft.findings import Findings, listed, show
 from loraplex_registry.peft.pattern import Matches, Pattern, match_patterns
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.tying import Tie, find_target_tie, list_saved_names
 
 ALL_LINEAR = "all-linear"
 
@@ -25,12 +26,17 @@ _DEFAULT_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCau
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One module under LoRA as the config asks for it; scaling = alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    """One module under LoRA as the config asks for it; scaling = alpha / rank, or alpha / sqrt(rank) with rsLoRA.
+
+    `tied_to` is the embedding whose two matrices a tied head shares, the other way round. Its `rank` is theirs; its
+    scaling is what the patterns say of the head itself.
+    """
 
     path: str
     rank: int
     alpha: float
     scaling: float
+    tied_to: str | None = None
 
 
 class ResolvedPattern(msgspec.Struct, frozen=True):
@@ -49,17 +55,17 @@ class Resolution(msgspec.Struct, frozen=True):
 
 
 def judge_targets(settings: LoraSettings, base: BaseSpec, findings: Findings) -> Resolution | None:
-    """Resolve the targets and add the checks `target_modules` and, for modules not served yet, `field_unsupported`.
+    """Resolve the targets and add the check `target_modules`, and `field_value` for what does not go with a target.
 
     Returns:
-        The resolution, or None where an expression cannot be used or no linear layer is targeted.
+        The resolution, or None where an expression cannot be used or nothing that can be adapted is targeted.
     """
     try:
         paths = find_target_paths(settings, base)
         _judge_paths(paths, settings, base, findings)
         findings.settle("target_modules")
-        linear = [path for path in paths if path in base.modules and base.modules[path].kind == "linear"]
-        return resolve_targets(settings, linear) if linear else None
+        adapted = [path for path in paths if _is_adaptable(path, base)]
+        return resolve_targets(settings, adapted, find_target_tie(settings, base)) if adapted else None
     except PatternError as error:
         field = _field_of(error.source, settings)
         check = "target_modules" if field == "target_modules" else "field_value"
@@ -74,8 +80,8 @@ def find_target_paths(settings: LoraSettings, base: BaseSpec) -> list[str]:
     Raises:
         PatternError: a regular expression is invalid or too slow.
     """
-    names = sorted({*base.modules, *_containers(base.modules)}, key=natural_order)
-    excluded = _match_names(settings.exclude_modules or (), names)
+    names = list_paths(base)
+    excluded = _match_names(settings.exclude_modules or (), names) | _saved_names(settings, base, names)
     wanted = settings.target_modules if settings.target_modules is not None else _default_targets(base)
     if isinstance(wanted, str) and wanted.lower() == ALL_LINEAR:
         found = {path for path, module in base.modules.items() if module.kind == "linear"}
@@ -83,11 +89,23 @@ def find_target_paths(settings: LoraSettings, base: BaseSpec) -> list[str]:
         found = _match_names(wanted, names)
         if not isinstance(wanted, str) and settings.layers_to_transform is not None:
             found &= set(wanted) | _in_layers(settings, names)
-    return [name for name in names if name in found and name not in excluded]
+    tie = find_target_tie(settings, base)
+    found = (found - excluded) if tie is None else (found | {tie.embedding}) - excluded | {tie.head}
+    return [name for name in names if name in found]
 
 
-def resolve_targets(settings: LoraSettings, paths: Sequence[str]) -> Resolution:
+def list_paths(base: BaseSpec) -> list[str]:
+    """Paths of all modules of the base in natural order, containers such as `model.layers.0.mlp` included."""
+    return sorted({*base.modules, *_containers(base.modules)}, key=natural_order)
+
+
+def resolve_targets(settings: LoraSettings, paths: Sequence[str], tie: Tie | None = None) -> Resolution:
     """Rank, alpha and scaling of each path: the first matching key of a pattern wins, else the default.
+
+    Args:
+        settings: the honoured fields.
+        paths: what `find_target_paths` found.
+        tie: the head of this tie takes the rank and the matrices of its embedding.
 
     Raises:
         PatternError: a key is not a usable regular expression.
@@ -103,6 +121,12 @@ def resolve_targets(settings: LoraSettings, paths: Sequence[str]) -> Resolution:
         )
         for path in paths
     ]
+    if tie is not None:
+        rank = ranks.path_to_value.get(tie.embedding, settings.r)
+        targets = [
+            msgspec.structs.replace(target, rank=rank, tied_to=tie.embedding) if target.path == tie.head else target
+            for target in targets
+        ]
     return Resolution(tuple(targets), ranks, alphas)
 
 
@@ -151,6 +175,17 @@ def _match_names(wanted: str | tuple[str, ...], names: Sequence[str]) -> set[str
     return {name for name in names if not ends.isdisjoint(_endings(name))}
 
 
+def _saved_names(settings: LoraSettings, base: BaseSpec, names: Sequence[str]) -> set[str]:
+    """Names that `modules_to_save` takes out of the targets: PEFT matches them and all below as expressions."""
+    saved = list_saved_names(settings, base)
+    matches = match_patterns([Pattern(name, rf"(^|.*\.){name}($|\..*)") for name in saved], names)
+    return {name for found in matches for name in found}
+
+
+def _is_adaptable(path: str, base: BaseSpec) -> bool:
+    return path in base.modules and base.modules[path].kind != "norm"
+
+
 def _endings(name: str) -> list[str]:
     return [name, *(name[dot.end() :] for dot in re.finditer(r"\.", name))]
 
@@ -170,19 +205,27 @@ def _layer_of(name: str, found: Sequence[Matches]) -> int | None:
 
 def _judge_paths(paths: Sequence[str], settings: LoraSettings, base: BaseSpec, findings: Findings) -> None:
     for path in paths:
-        module = base.modules.get(path)
-        if module is None or module.kind == "norm":
+        if not _is_adaptable(path, base):
             message = f"target_modules takes in {path}, which is not a linear layer; name linear layers only."
             findings.fail("target_modules", message, path)
-        elif module.kind != "linear":
-            message = f"LoRA on {path} is not served yet; leave it out of target_modules and train again."
-            findings.fail("field_unsupported", message, "target_modules")
+        elif base.modules[path].kind == "embedding":
+            _judge_embedding(path, settings, findings)
+    tie = find_target_tie(settings, base)
+    if tie is not None and tie.embedding not in paths:
+        message = f"ensure_weight_tying needs {tie.embedding} under LoRA, and it is excluded; drop one of both."
+        findings.fail("field_value", message, "ensure_weight_tying")
     unknown = _unknown_names(settings.target_modules, base)
     if not paths:
         _refuse_empty(unknown, settings, base, findings)
     elif unknown:
         message = f"The base has no module {listed(unknown)}; PEFT ignores such names, and so does this platform."
         findings.warn("target_modules", message, "target_modules")
+
+
+def _judge_embedding(path: str, settings: LoraSettings, findings: Findings) -> None:
+    for field in ("lora_bias", "alora_invocation_tokens"):
+        if getattr(settings, field):
+            findings.fail("field_value", f"PEFT has no {field} on {path}; leave it out of target_modules.", field)
 
 
 def _unknown_names(wanted: tuple[str, ...] | str | None, base: BaseSpec) -> list[str]:

@@ -123,9 +123,9 @@ def _drop_pair(path: str) -> Callable[[dict[str, np.ndarray]], None]:
         (_put(f"{PREFIX}{Q0}.base_layer.bias", 16), "unexpected_tensor", None),
         (_put(f"{PREFIX}{Q0}.lora_A.default.weight", 4, 16), "unexpected_tensor", None),
         (_put(f"{Q0}.lora_A.weight", 4, 16), "unexpected_tensor", None),
-        (_put(f"{PREFIX}model.embed_tokens.lora_embedding_A", 4, 40), "unexpected_tensor", None),
-        (_put(f"{PREFIX}lm_head.weight", 40, 16), "unexpected_tensor", None),
-        (_put(f"{PREFIX}lm_head.base_layer.weight", 40, 16), "unexpected_tensor", None),
+        (_put(f"{PREFIX}model.embed_tokens.lora_embedding_A", 4, 40), "unmatched_tensors", None),
+        (_put(f"{PREFIX}lm_head.weight", 40, 16), "base_mismatch", None),
+        (_put(f"{PREFIX}lm_head.base_layer.weight", 40, 16), "base_mismatch", None),
         (_put(f"{PREFIX}model.norm.weight", 16), "unexpected_tensor", None),
         (_put("hello", 1), "unexpected_tensor", None),
         (_put(f"{PREFIX}lm_head.weight", 42, 16), "shape", None),
@@ -158,12 +158,21 @@ def test_each_tensor_must_belong_and_fit(
     assert all(0 < len(found.message) < 400 for found in report.checks if found.verdict == "fail")
 
 
-def test_a_resized_vocabulary_is_named_although_the_field_is_refused(
-    write_adapter: Write, base: BaseSpec, tensors: dict[str, np.ndarray]
+@pytest.mark.parametrize(
+    ("fields", "checks"),
+    [
+        ({"modules_to_save": ["lm_head"]}, ["shape"]),
+        ({"modules_to_save": ["lm_head"], "use_qalora": True}, ["field_unsupported", "shape"]),
+        ({"modules_to_save": ["lm_head", "mlp"]}, ["field_unsupported", "field_unsupported", "shape"]),
+        ({}, ["shape"]),
+    ],
+)
+def test_a_resized_vocabulary_is_named_although_a_field_is_refused(
+    write_adapter: Write, base: BaseSpec, tensors: dict[str, np.ndarray], fields: dict[str, Any], checks: list[str]
 ) -> None:
     tensors[f"{PREFIX}lm_head.weight"] = np.zeros((42, 16), "<f4")
-    report, _ = check_adapter(write_adapter(weights=tensors, modules_to_save=["lm_head"]), base)
-    assert [name for name, _ in failures(report)] == ["field_unsupported", "shape"]
+    report, _ = check_adapter(write_adapter(weights=tensors, **fields), base)
+    assert [name for name, _ in failures(report)] == checks
     message = next(check.message for check in report.checks if check.name == "shape")
     assert all(text in message for text in ("[42, 16]", "[40, 16]", "40 rows"))
 
@@ -220,7 +229,7 @@ def test_a_forced_base_is_accepted_with_a_warning_and_the_same_digest(write_adap
 
 
 def test_faults_of_config_and_weights_are_reported_together(write_adapter: Write, base: BaseSpec) -> None:
-    report, _ = check_adapter(write_adapter(weights=b"PK\x03\x04" + bytes(99), r="8", use_dora=True), base)
+    report, _ = check_adapter(write_adapter(weights=b"PK\x03\x04" + bytes(99), r="8", use_qalora=True), base)
     assert [name for name, _ in failures(report)] == ["pickle", "format", "field_unsupported", "field_value"]
 
 
