@@ -12,9 +12,11 @@ from loraplex_engine.core.step import StepPlan, StepResult
 from loraplex_engine.errors import EngineError, RequestError, StepFailedError
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.packed import LoadDone, LoadFailed
+from loraplex_engine.lora.padding import PaddingMeter
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.metrics import EngineMetrics, EngineSnapshot
 from loraplex_engine.runner import ModelRunner
+from loraplex_engine.scheduling.blame import Blame
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotState
 from loraplex_engine.wire.messages import CoreReady, TokenEvent
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SCORE_POLL_S = 0.005
+_DTYPE_TO_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +50,8 @@ class Engine:
         self.metrics = metrics
         self._runner = runner
         self._scored: dict[str, list[Tensor]] = {}
+        self._blame = Blame(scheduler, residency.health, time.monotonic, metrics.count_invalid_output)
+        self._padding = PaddingMeter(facts.ops, _DTYPE_TO_ITEMSIZE.get(facts.dtype, 4), residency.facts)
         metrics.watch(self.snapshot)
 
     def step(self) -> list[TokenEvent]:
@@ -58,6 +63,7 @@ class Engine:
         if plan.rows:
             events += self._execute(plan)
             self.metrics.step_s.observe(time.monotonic() - started_at)
+        events = self._blame.settle(events)
         self._observe_ends(events)
         return events
 
@@ -162,7 +168,8 @@ class Engine:
 
     def snapshot(self) -> EngineSnapshot:
         """The gauges and totals of the moment, for a scrape."""
-        scheduler, slots = self.scheduler, self.residency.slots
+        scheduler, slots, health = self.scheduler, self.residency.slots, self.residency.health
+        in_slots = [slot.digest for slot in slots.slots if slot.digest is not None]
         return EngineSnapshot(
             kv_usage_ratio=self.pool.usage_ratio,
             num_waiting=len(scheduler.waiting),
@@ -170,12 +177,16 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
+            num_overcommitted=max(0, len(scheduler.turns.find_working_set()) - len(slots.slots)),
+            num_forced_turns=scheduler.turns.num_forced,
+            num_strikes=health.num_strikes,
+            num_failed=health.num_failed,
+            num_quarantined=health.num_quarantined,
             state_to_slots={state.value: sum(s.state is state for s in slots.slots) for state in SlotState},
-            tier_to_adapters={
-                "slot": sum(slot.digest is not None for slot in slots.slots),
-                "host": len(self.residency.host_digests),
-            },
+            tier_to_adapters={"slot": len(in_slots), "host": len(self.residency.host_digests)},
+            tier_to_bytes=self.residency.tier_to_bytes,
             tier_to_evictions={"slot": slots.num_evictions, "host": self.residency.num_host_evictions},
+            padding_ratios={"multiply_adds": self._padding.step_ratio, "bytes": self._padding.bytes_ratio(in_slots)},
         )
 
     def check_integrity(self) -> None:
@@ -199,6 +210,9 @@ class Engine:
             _log.exception("a step of %d rows failed; its requests end with an error", len(plan.rows))
             return self.scheduler.fail_plan(plan, StepFailedError())
         self._keep_scores(plan, result)
+        for row in plan.rows:
+            if row.request.request_id in result.invalid:
+                self._blame.suspect(row.request)
         events = self.scheduler.update(plan, result)
         self._observe_step(plan, result)
         return events
@@ -216,6 +230,7 @@ class Engine:
         self.metrics.step_requests.observe(len(plan.rows))
         self.metrics.step_adapters.observe(plan.num_adapters)
         self.metrics.base_gemms.inc(result.num_base_gemms)
+        self._padding.observe_step(plan.count_adapter_rows())
         for gap_s in self.scheduler.take_token_gaps():
             self.metrics.inter_token_s.observe(gap_s)
 

@@ -23,9 +23,16 @@ class EngineSnapshot:
     num_preemptions: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_overcommitted: int
+    num_forced_turns: int
+    num_strikes: int
+    num_failed: int
+    num_quarantined: int
     state_to_slots: dict[str, int]
     tier_to_adapters: dict[str, int]
+    tier_to_bytes: dict[str, int]
     tier_to_evictions: dict[str, int]
+    padding_ratios: dict[str, float]
 
 
 class EngineMetrics:
@@ -61,6 +68,14 @@ class EngineMetrics:
         self.loads = counter("loraplex_adapter_loads_total", "Adapter loads.", "result", "stage")
         self.load_s = histogram("loraplex_adapter_load_seconds", "Seconds of a load.", _SHORT_S, "stage")
 
+        self._invalid_outputs = counter(
+            "loraplex_invalid_outputs_total", "Requests whose logits were not finite, by what is to blame.", "cause"
+        )
+
+    def count_invalid_output(self, cause: str) -> None:
+        """Count a request whose logits were not finite."""
+        self._invalid_outputs.labels(cause).inc()
+
     def watch(self, read: Callable[[], EngineSnapshot]) -> None:
         """Answer scrapes with the engine's own counts beside the observed ones."""
         self.registry.register(_SnapshotCollector(read))
@@ -82,13 +97,24 @@ class _SnapshotCollector(Collector):
         yield _counter("loraplex_preemptions", "Requests that lost their blocks and start over.", now.num_preemptions)
         yield _counter("loraplex_prefix_cache_queries", "Prompt tokens looked up.", now.num_prefix_queries)
         yield _counter("loraplex_prefix_cache_hits", "Prompt tokens found.", now.num_prefix_hits)
+        yield _gauge(
+            "loraplex_adapter_slots_overcommitted", "Adapters wanted of late beyond the slots.", now.num_overcommitted
+        )
+        yield _counter("loraplex_adapter_turns_forced", "Slots that others waited for.", now.num_forced_turns)
+        yield _counter("loraplex_adapter_strikes", "Prompts held against adapters.", now.num_strikes)
+        yield _gauge("loraplex_adapters_failed", "Adapters whose last load failed.", now.num_failed)
+        yield _gauge("loraplex_adapters_quarantined", "Adapters not served here any more.", now.num_quarantined)
         slots = GaugeMetricFamily("loraplex_adapter_slots", "Adapter slots by state.", labels=["state"])
         resident = GaugeMetricFamily("loraplex_adapters_resident", "Adapters by tier.", labels=["tier"])
         evictions = CounterMetricFamily("loraplex_adapter_evictions", "Adapters pushed out.", labels=["tier"])
+        held = GaugeMetricFamily("loraplex_adapter_bytes", "Bytes of adapters by tier.", labels=["tier"])
+        padding = GaugeMetricFamily("loraplex_lora_padding_ratio", "LoRA work and memory for nothing.", labels=["of"])
         for family, label_to_value in (
             (slots, now.state_to_slots),
             (resident, now.tier_to_adapters),
+            (held, now.tier_to_bytes),
             (evictions, now.tier_to_evictions),
+            (padding, now.padding_ratios),
         ):
             for label, value in label_to_value.items():
                 family.add_metric([label], value)

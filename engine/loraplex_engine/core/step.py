@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,15 @@ class StepPlan:
     def num_adapters(self) -> int:
         """Distinct digests in the step, the base not counted."""
         return len({row.request.digest for row in self.rows if row.request.digest is not None})
+
+    def count_adapter_rows(self) -> dict[str, int]:
+        """Tokens that each digest acts on; the base alone computes those before an invocation."""
+        counts: Counter[str] = Counter()
+        for row in self.rows:
+            num_adapted = row.stop - max(row.start, row.request.adapter_start)
+            if row.request.digest is not None and num_adapted > 0:
+                counts[row.request.digest] += num_adapted
+        return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,11 @@ class Scheduler:
         self._id_to_request: dict[str, Request] = {}
         self._token_gaps: list[float] = []
 
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens that one step computes."""
+        return self._limits.max_num_batched_tokens
+
     # requests in and out
 
     def add(self, request: Request) -> None:
@@ -250,7 +255,7 @@ class Scheduler:
             return None
         if request.digest is not None and not self._is_adapter_ready(request):
             return None
-        return self._admit(request, request.num_tokens)
+        return self._admit(request, request.num_tokens) if self._try_place_adapter(request) else None
 
     def _is_adapter_ready(self, request: Request) -> bool:
         now = self._clock()

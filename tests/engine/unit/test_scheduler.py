@@ -1,111 +1,15 @@
 from __future__ import annotations
 
-import mmap
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from loraplex_engine.core.request import Request
-from loraplex_engine.core.step import StepPlan, StepResult
+from loraplex_engine.core.step import StepResult
 from loraplex_engine.errors import LoadFailedError, QueueFullError, StepFailedError, TooLargeForCacheError
-from loraplex_engine.kv.pool import BlockPool
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
-from loraplex_engine.lora.residency import Residency
-from loraplex_engine.scheduling.scheduler import Limits, Scheduler
-from loraplex_engine.slots.table import SlotTable
-from loraplex_engine.wire.messages import SamplingParams, TokenEvent
-
-EOS = 0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class ManualLoader:
-    """A loader whose jobs end when the test says so."""
-
-    def __init__(self) -> None:
-        self.started: list[str] = []
-        self._results: list[PackedAdapter | LoadFailed] = []
-
-    def start(self, digest: str) -> None:
-        self.started.append(digest)
-
-    def finish(self, digest: str) -> None:
-        self.started.remove(digest)
-        facts = LoadDone(digest, 64, 8, (), 0.0, 0.0, 0.0)
-        self._results.append(PackedAdapter(facts, mmap.mmap(-1, 64)))
-
-    def fail(self, digest: str) -> None:
-        self.started.remove(digest)
-        self._results.append(LoadFailed(digest, "fetch", "adapter_loading", "store gone", is_content=False))
-
-    def take_finished(self) -> list[PackedAdapter | LoadFailed]:
-        results, self._results = self._results, []
-        return results
-
-
-class RecordingBank:
-    def __init__(self) -> None:
-        self.bound: dict[int, str] = {}
-
-    def bind(self, slot_id: int, adapter: PackedAdapter) -> None:
-        self.bound[slot_id] = adapter.digest
-
-    def clear(self, slot_id: int) -> None:
-        del self.bound[slot_id]
-
-
-class World:
-    def __init__(
-        self,
-        num_blocks: int = 16,
-        num_slots: int = 2,
-        budget: int = 8,
-        max_num_seqs: int = 4,
-        max_host: int = 4,
-        **limits: float,
-    ) -> None:
-        self.clock = Clock()
-        self.loader = ManualLoader()
-        self.bank = RecordingBank()
-        self.pool = BlockPool(num_blocks, 4)
-        self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=max_host, clock=self.clock)
-        waits = {"queue_timeout_s": 60.0, "adapter_load_timeout_s": 30.0, **limits}
-        self.limits = Limits(max_num_seqs, budget, 64, **waits)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.pool, self.residency, self.limits, [EOS], self.clock)
-
-    def request(
-        self, name: str, prompt: list[int] | int = 4, digest: str | None = None, max_tokens: int = 4, **params: object
-    ) -> Request:
-        ids = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
-        request = Request(name, ids, SamplingParams(max_tokens, **params), digest)  # type: ignore[arg-type]
-        self.scheduler.add(request)
-        return request
-
-    def load(self, *digests: str) -> None:
-        for digest in digests:
-            self.residency.prefetch(digest)
-            self.loader.finish(digest)
-        self.residency.poll()
-
-    def step(self, token: int = 7) -> tuple[StepPlan, list[TokenEvent]]:
-        plan = self.scheduler.schedule()
-        sampled = {row.request.request_id: token for row in plan.rows if row.samples}
-        events = self.scheduler.update(plan, StepResult(sampled))
-        self.scheduler.check_integrity()
-        return plan, events
-
-
-def shape(plan: StepPlan) -> list[tuple[str, int, int, bool]]:
-    return [(row.request.request_id, row.start, row.num_tokens, row.samples) for row in plan.rows]
+from loraplex_engine.wire.messages import SamplingParams
+from schedules import EOS, World, shape
 
 
 def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
