@@ -23,6 +23,7 @@ from loraplex_engine.lora.disk import VerifiedAdapter
 from loraplex_engine.lora.epilogue import build_summand, column_norms, row_norms
 from loraplex_engine.lora.packed import ALIGNMENT, LoadDone, PackedModule, PackedNorm, PackedRows
 from loraplex_engine.lora.stored import ITEM_BYTES, as_served, read_chunks, read_tensor, round_to
+from loraplex_engine.ops.lora.row import MODULE_ROW
 from loraplex_registry.peft.spec import AdapterPlan, LoraModule, SavedTensor, TensorRef, TokenRows
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - files there have no name
@@ -66,6 +67,7 @@ def pack(digest: str, adapter: VerifiedAdapter, base: BaseWeights) -> tuple[Load
         norms,
         rows,
         plan.invocation_ids,
+        _build_table(modules),
         num_bytes - lora_bytes if norms or rows else 0,
     )
     return facts, descriptor
@@ -109,24 +111,23 @@ class _Packer:
         kinds = {saved.path: self.base.spec.modules[saved.path].kind for saved in plan.weights}
         norms = [self._pack_norm(saved) for saved in plan.weights if kinds[saved.path] == "norm"]
         ref_to_start: dict[TensorRef, int] = {}
-        rows = [
-            self._pack_rows(saved, ref_to_start)
-            for saved in (*plan.weights, *plan.token_rows)
-            if kinds.get(saved.path) != "norm"
-        ]
+        replaced: tuple[SavedTensor | TokenRows, ...] = (*plan.weights, *plan.token_rows)
+        rows = [self._pack_rows(saved, ref_to_start) for saved in replaced if kinds.get(saved.path) != "norm"]
         if len({row.group for row in rows}) < len(rows):
             raise UnservableAdapterError("it replaces rows of one matrix in two ways")
         return tuple(norms), tuple(rows)
 
     def _pack_lora(self, module: LoraModule, trained: TensorRef | None) -> PackedModule:
         layer, group, slice_id = _get_place(module.path)
+        # as the table has it: where a row almost cancels, its norm shows the difference
+        scaling = float(np.float32(module.scaling))
         a, b = read_tensor(self.source, module.a), read_tensor(self.source, module.b)
         if module.is_transposed:
             a, b = a.T, b.T
         # a token's row of an embedding is a gather, so its A lies there by token
         a_start = self._append(a.T if group == GROUP_INDEX[EMBEDDING_GROUP] else a)
         b_start = self._append(b.T)
-        g = self._scale_factor(module, a, b) if module.magnitude is not None else None
+        g = self._scale_factor(module.path, module.magnitude, a, b, scaling) if module.magnitude is not None else None
         c = None
         if g is not None or trained is not None or module.bias is not None:
             c = build_summand(
@@ -134,13 +135,11 @@ class _Packer:
                 self.base.find_bias(module.path),
                 self._read_vector(trained),
                 self._read_vector(module.bias),
-                module.scaling,
+                scaling,
             )
         g_start, c_start = self._append_vector(module.path, g), self._append_vector(module.path, c)
         features = a.shape[1], b.shape[0]
-        return PackedModule(
-            layer, group, slice_id, module.rank, module.scaling, *features, a_start, b_start, g_start, c_start
-        )
+        return PackedModule(layer, group, slice_id, module.rank, scaling, *features, a_start, b_start, g_start, c_start)
 
     def _pack_bias(self, path: str, ref: TensorRef) -> PackedModule:
         """A module whose bias alone was trained."""
@@ -149,14 +148,15 @@ class _Packer:
         c_start = self._append_vector(path, c)
         return PackedModule(*_get_place(path), 0, 0.0, spec.in_features, spec.out_features, -1, -1, -1, c_start)
 
-    def _scale_factor(self, module: LoraModule, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float64]:
+    def _scale_factor(
+        self, path: str, magnitude: TensorRef, a: NDArray[np.float32], b: NDArray[np.float32], scaling: float
+    ) -> NDArray[np.float64]:
         """DoRA's g as the step will use it, rounded to float32."""
-        assert module.magnitude is not None
-        norms_of = column_norms if self.base.spec.modules[module.path].kind == "embedding" else row_norms
+        norms_of = column_norms if self.base.spec.modules[path].kind == "embedding" else row_norms
         dtype = self.base.dtype
-        norms = norms_of(self.base.read_rows(module.path), as_served(a, dtype), as_served(b, dtype), module.scaling)
+        norms = norms_of(self.base.read_rows(path), as_served(a, dtype), as_served(b, dtype), scaling)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            g = read_tensor(self.source, module.magnitude) / norms
+            g = read_tensor(self.source, magnitude) / norms
             return g.astype(np.float32).astype(np.float64)
 
     def _pack_norm(self, saved: SavedTensor) -> PackedNorm:
@@ -171,7 +171,8 @@ class _Packer:
             chunks = read_chunks(self.source, ref)
             ref_to_start[ref] = self.arena.append(round_to(rows, self.base.dtype) for _, rows in chunks)
         token_ids = saved.token_ids if isinstance(saved, TokenRows) else ()
-        return PackedRows(group, token_ids, *ref.shape, ref_to_start[ref])
+        num_rows, width = ref.shape
+        return PackedRows(group, token_ids, num_rows, width, ref_to_start[ref])
 
     def _read_vector(self, ref: TensorRef | None) -> NDArray[np.float64] | None:
         return None if ref is None else read_tensor(self.source, ref).astype(np.float64)
@@ -189,6 +190,14 @@ class _Packer:
         return self.arena.append([rounded])
 
 
+def _build_table(modules: tuple[PackedModule, ...]) -> bytes:
+    rows = [
+        ((m.layer, m.group, m.slice_id), (m.a_start, m.b_start, m.rank, m.g_start, m.c_start), m.scaling)
+        for m in modules
+    ]
+    return np.array(rows, dtype=MODULE_ROW).tobytes()
+
+
 def _get_place(path: str) -> tuple[int, int, int]:
     place = find_place(path)
     if place is None:
@@ -199,7 +208,7 @@ def _get_place(path: str) -> tuple[int, int, int]:
 def _estimate_bytes(plan: AdapterPlan, dtype: str) -> int:
     """Size of the packed matrices; vectors and gaps hardly count."""
     refs = [ref for module in plan.modules for ref in (module.a, module.b)]
-    refs += [saved.ref for saved in (*plan.weights, *plan.token_rows)]
+    refs += [saved.ref for saved in plan.weights] + [rows.ref for rows in plan.token_rows]
     return sum(prod(ref.shape) for ref in refs) * ITEM_BYTES[dtype]
 
 

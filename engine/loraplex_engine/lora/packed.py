@@ -76,6 +76,8 @@ class LoadDone(msgspec.Struct, frozen=True, tag="done"):
     norms: tuple[PackedNorm, ...] = ()
     rows: tuple[PackedRows, ...] = ()
     invocation_ids: tuple[int, ...] = ()
+    table: bytes = b""
+    """The modules once more, as an array of `MODULE_ROW` that is ready for the table."""
     replaced_bytes: int = 0
     """Of `num_bytes`, what stands in place of weights of the base."""
 
