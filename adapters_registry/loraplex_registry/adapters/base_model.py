@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import msgspec
 import sqlalchemy as sa
 
 from loraplex_registry.adapters.view import BaseView, show_base
-from loraplex_registry.db.column import MAX_INTEGER
+from loraplex_registry.db.column import MAX_BIG_INTEGER, MAX_INTEGER
 from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import AdapterRow, BaseRow
 from loraplex_registry.errors import InvalidRequestError, NameReservedError
 from loraplex_registry.events import record_event
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.tensor_rule import SERVED_DTYPES
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.naming import check_name
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_NAMES = 64
 _MAX_NAME_LEN = 200
 
@@ -63,6 +66,14 @@ def _check_spec(spec: BaseSpec) -> None:
     for field in ("vocab_size", "max_lora_rank", "default_context"):
         if not 1 <= getattr(spec, field) <= MAX_INTEGER:
             raise InvalidRequestError(f"{field} is a positive integer", param=field)
+    if not 0 <= spec.max_saved_bytes <= MAX_BIG_INTEGER:
+        raise InvalidRequestError("max_saved_bytes is a number of bytes, 0 or more", param="max_saved_bytes")
+    if not spec.matrix_hashes.keys() <= spec.modules.keys() or any(
+        dtype not in SERVED_DTYPES or _SHA256.fullmatch(sha256) is None
+        for hashes in spec.matrix_hashes.values()
+        for dtype, sha256 in hashes.items()
+    ):
+        raise InvalidRequestError("matrix_hashes maps modules to dtype to sha256 in hex", param="matrix_hashes")
     if not spec.modules:
         raise InvalidRequestError("modules maps at least one module to its features", param="modules")
 
@@ -83,6 +94,8 @@ async def _insert(change: Change, spec: BaseSpec, by: Identity) -> BaseRow:
         modules=msgspec.to_builtins(spec.modules),
         max_lora_rank=spec.max_lora_rank,
         default_context=spec.default_context,
+        max_saved_bytes=spec.max_saved_bytes,
+        matrix_hashes=spec.matrix_hashes,
         changed_epoch=change.epoch,
     )
     change.session.add(base)
@@ -104,6 +117,10 @@ async def _check_free(change: Change, name: str, is_tenant: Callable[[str], bool
 
 
 def _merge(change: Change, known: BaseRow, spec: BaseSpec, by: Identity) -> None:
+    if spec.weights_digest == known.weights_digest and spec.matrix_hashes and not known.matrix_hashes:
+        # a base that was registered before its matrices were hashed
+        known.matrix_hashes = spec.matrix_hashes
+        known.changed_epoch = change.epoch
     names = sorted({*known.accepted_names, *spec.accepted_names, spec.name} - {known.name})
     if names == known.accepted_names:
         return

@@ -27,6 +27,8 @@ class BaseView(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, Any]
     max_lora_rank: int
     default_context: int
+    max_saved_bytes: int
+    matrix_hashes: dict[str, dict[str, str]]
     created_at: str
 
 
@@ -100,6 +102,8 @@ def build_spec(base: BaseRow) -> BaseSpec:
         max_lora_rank=base.max_lora_rank,
         default_context=base.default_context,
         architecture=base.architecture,
+        max_saved_bytes=base.max_saved_bytes,
+        matrix_hashes=base.matrix_hashes,
     )
 
 
@@ -115,6 +119,8 @@ def show_base(base: BaseRow) -> BaseView:
         modules=base.modules,
         max_lora_rank=base.max_lora_rank,
         default_context=base.default_context,
+        max_saved_bytes=base.max_saved_bytes,
+        matrix_hashes=base.matrix_hashes,
         created_at=show_time(base.created_at),
     )
 

@@ -13,7 +13,7 @@ from loraplex_registry.api.reading import read_json, read_page_order, read_query
 from loraplex_registry.api.service import Call, Work
 from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.errors import InvalidRequestError
-from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
+from loraplex_registry.peft.spec import MAX_SAVED_BYTES, BaseSpec, ModuleSpec
 
 
 class _NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,6 +28,8 @@ class _NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_lora_rank: int = 64
     default_context: int = 2048
     architecture: str = "LlamaForCausalLM"
+    max_saved_bytes: int = MAX_SAVED_BYTES
+    matrix_hashes: dict[str, dict[str, str]] = {}
 
     def build_spec(self) -> BaseSpec:
         fields = {name: getattr(self, name) for name in self.__struct_fields__} | {"modules": self._build_modules()}

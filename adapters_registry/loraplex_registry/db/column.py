@@ -13,8 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 from loraplex_registry.wire.ids import new_uuid
 from loraplex_registry.wire.naming import METADATA_NAMING
 
-MAX_INTEGER = 2**31 - 1
-"""What an integer column holds on every dialect."""
+MAX_INTEGER, MAX_BIG_INTEGER = 2**31 - 1, 2**63 - 1
+"""What an integer column and a big one hold on every dialect."""
 
 
 class UtcDateTime(sa.TypeDecorator[datetime]):

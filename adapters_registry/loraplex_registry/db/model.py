@@ -33,7 +33,7 @@ METADATA = Row.metadata
 
 
 class BaseRow(Row):
-    """A base model; `modules` maps a module's path to its `ModuleSpec` as JSON."""
+    """A base model; the fields of a `BaseSpec`. `modules` maps a module's path to its `ModuleSpec` as JSON."""
 
     __tablename__ = "base"
 
@@ -47,6 +47,8 @@ class BaseRow(Row):
     modules: Mapped[JsonDict]
     max_lora_rank: Mapped[int]
     default_context: Mapped[int]
+    max_saved_bytes: Mapped[Big]
+    matrix_hashes: Mapped[JsonDict]
     created_at: Mapped[Instant]
     changed_epoch: Mapped[Big] = mapped_column(index=True)
 

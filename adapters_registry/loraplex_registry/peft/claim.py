@@ -46,6 +46,9 @@ def judge_claims(settings: LoraSettings, targets: Sequence[Target], base: BaseSp
     rows = _claim_rows(settings, base, findings)
     claims = Claims(saved, rows, _claim_biases(settings, targets, base), find_saved_tie(settings, base))
     _judge_overlaps(claims, targets, findings)
+    if any(token >= base.vocab_size for token in settings.alora_invocation_tokens):
+        message = "alora_invocation_tokens holds a token that the base lacks, so it is never found; train without it."
+        findings.fail("field_value", message, "alora_invocation_tokens")
     return claims
 
 

@@ -10,6 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+MAX_SAVED_BYTES = 2 * 1024**3
+"""Unless a base says otherwise: a bfloat16 embedding and head of 128k tokens and 4k features."""
+
 ModuleKind = Literal["linear", "norm", "embedding", "head"]
 
 
@@ -46,7 +49,7 @@ class BaseSpec(msgspec.Struct, frozen=True):
     max_lora_rank: int = 64
     default_context: int = 2048
     architecture: str = "LlamaForCausalLM"
-    max_saved_bytes: int = 2 * 1024**3
+    max_saved_bytes: int = MAX_SAVED_BYTES
     matrix_hashes: dict[str, dict[str, str]] = {}
 
 

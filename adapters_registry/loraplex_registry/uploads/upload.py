@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,9 @@ from loraplex_registry.errors import (
     StoreUnavailableError,
 )
 from loraplex_registry.events import record_event
+from loraplex_registry.peft.file_rule import WEIGHTS_FILE
 from loraplex_registry.peft.report import Check
+from loraplex_registry.peft.rewrite import drop_tensors
 from loraplex_registry.peft.spec import AdapterPlan
 from loraplex_registry.settings import RegistrySettings
 from loraplex_registry.storage.store import ObjectStore
@@ -117,6 +119,7 @@ class Uploads:
         report: Report,
         files: Mapping[str, StagedFile],
     ) -> UploadResult:
+        files = await asyncio.to_thread(_without_copies, files, plan.dropped)
         manifest = _build_manifest(plan, files)
         paths = {name: file.path for name, file in files.items()}
         for _ in range(_MAX_STORE_TRIES):
@@ -172,7 +175,20 @@ def _build_manifest(plan: AdapterPlan, files: Mapping[str, StagedFile]) -> Manif
         base_fingerprint=plan.base_fingerprint,
         files=tuple(file.describe(name) for name, file in sorted(files.items())),
         config=plan.config,
+        dropped=plan.dropped,
     )
+
+
+def _without_copies(files: Mapping[str, StagedFile], dropped: Collection[str]) -> Mapping[str, StagedFile]:
+    """The files as they are stored: the base's matrices are left out of the weights."""
+    if not dropped:
+        return files
+    whole = files[WEIGHTS_FILE]
+    path = whole.path.with_name(f"{whole.path.name}-kept")
+    drop_tensors(whole.path, path, dropped)
+    with path.open("rb") as file:
+        kept = StagedFile(path, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return {**files, WEIGHTS_FILE: kept}
 
 
 def _hash_order(order: UploadOrder, files: Mapping[str, StagedFile]) -> str:

@@ -69,12 +69,16 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """`manifest.json` of an artifact, written last: the artifact exists once it is there."""
+    """`manifest.json` of an artifact, written last: the artifact exists once it is there.
+
+    `dropped` names tensors that were uploaded and are not stored, since they are copies of the base's.
+    """
 
     digest: str
     base_fingerprint: str
     files: tuple[ManifestFile, ...]
     config: dict[str, Any]
+    dropped: tuple[str, ...] = ()
 
 
 class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

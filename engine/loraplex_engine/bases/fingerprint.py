@@ -15,6 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from loraplex_engine.bases.matrix import hash_matrices
 from loraplex_engine.errors import BaseUnsupportedError
 from loraplex_engine.models.config import ModelConfig, load_config
 from loraplex_engine.models.layout import build_modules, check_tensors, expected_tensors
@@ -56,8 +59,17 @@ def build_spec(
         modules=build_modules(config),
         default_context=config.max_position_embeddings,
         architecture=config.architecture,
+        matrix_hashes=hash_matrices(index, is_tied=config.is_tied),
     )
     return spec, dict(sorted(hashes.items()))
+
+
+def complete_spec(folder: Path, spec: BaseSpec) -> BaseSpec:
+    """The spec of a pulled base with what a spec of today says; an older one had no hashes of its matrices."""
+    if spec.matrix_hashes:
+        return spec
+    hashes = hash_matrices(read_index(folder), is_tied=load_config(folder).is_tied)
+    return msgspec.structs.replace(spec, matrix_hashes=hashes)
 
 
 def compute_fingerprint(config: ModelConfig, tokenizer_digest: str) -> str:

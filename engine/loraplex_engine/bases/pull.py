@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from loraplex_engine.bases.fingerprint import build_spec
+from loraplex_engine.bases.fingerprint import build_spec, complete_spec
 from loraplex_engine.bases.folder import (
     Origin,
     bases_dir,
@@ -48,14 +49,14 @@ def pull(
         BaseUnsupportedError: it is not served; the message names what is not.
     """
     if is_complete(Path(spec)):
-        return Path(spec).resolve()
+        return _completed(Path(spec).resolve())
     progress = progress or NoProgress()
     source = find_source(spec)
     name = check_name(name, "served-model-name") if name else served_name(source.spec)
     target = _target(name, bases_dir(cache_dir) if to is None else to)
     with locked(target, progress):
         if _is_current(target, source):
-            return target
+            return _completed(target)
         staging = target.with_name(f".{name}.partial")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
@@ -85,6 +86,16 @@ def _is_current(target: Path, source: Source) -> bool:
         return False
     origin = source.origin()
     return origin is None or origin == load_marker(target).origin
+
+
+def _completed(folder: Path) -> Path:
+    """The folder, its spec brought up to date where an older release wrote it and it may be written."""
+    spec = load_spec(folder)
+    completed = complete_spec(folder, spec)
+    if completed != spec:
+        with contextlib.suppress(OSError):
+            write_spec(folder, completed)
+    return folder
 
 
 def _fill(staging: Path, source: Source, name: str, progress: PullProgress) -> tuple[Origin, BaseSpec, dict[str, str]]:

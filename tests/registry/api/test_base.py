@@ -10,6 +10,7 @@ import pytest
 from registry_world import World, build_tiny_spec
 
 BASES = "/api/v1/bases"
+Q = "model.layers.0.self_attn.q_proj"
 
 
 def _body(**changes: Any) -> dict[str, Any]:
@@ -25,6 +26,21 @@ async def test_register_is_idempotent_and_learns_names(empty_world: World) -> No
     assert again.json() == first.json()
     assert (other.json()["name"], other.json()["accepted_names"]) == ("tiny-llama", ["org/Tiny", "tiny-copy"])
     assert [base["name"] for base in (await admin("GET", BASES)).json()["data"]] == ["tiny-llama"]
+
+
+async def test_hashes_of_matrices_are_learnt_once_and_only_of_the_same_weights(empty_world: World) -> None:
+    admin = empty_world.caller(None, role="admin")
+    first, second = ({Q: {"F32": digit * 64}} for digit in "12")
+    assert (await admin("POST", BASES, json=_body())).json()["matrix_hashes"] == {}
+    for body, expected in (
+        (_body(matrix_hashes=second, weights_digest="other"), {}),
+        (_body(matrix_hashes=first), first),
+        (_body(matrix_hashes=second), first),
+        (_body(), first),
+    ):
+        assert (await admin("POST", BASES, json=body)).json()["matrix_hashes"] == expected
+    [shown] = (await admin("GET", BASES)).json()["data"]
+    assert (shown["matrix_hashes"], shown["max_saved_bytes"]) == (first, 2 * 1024**3)
 
 
 async def test_modules_may_be_bare_shapes(empty_world: World) -> None:
@@ -52,6 +68,10 @@ async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_ada
         ({"modules": {"a": [0, 1]}}, "modules"),
         ({"modules": {"a": [1, 2**70]}}, "modules"),
         ({"vocab_size": 2**70}, "vocab_size"),
+        ({"max_saved_bytes": -1}, "max_saved_bytes"),
+        ({"matrix_hashes": {"elsewhere": {"F32": "0" * 64}}}, "matrix_hashes"),
+        ({"matrix_hashes": {Q: {"F64": "0" * 64}}}, "matrix_hashes"),
+        ({"matrix_hashes": {Q: {"F32": "x"}}}, "matrix_hashes"),
         ({"colour": 1}, "colour"),
     ],
 )

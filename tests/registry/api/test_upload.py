@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import resource
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from loraplex_registry.db.model import METADATA, EventRow
-from registry_world import World, poison, read_folder
+from loraplex_registry.peft.header import read_header
+from loraplex_registry.peft.spec import ModuleSpec
+from registry_world import World, build_tiny_spec, poison, read_folder
 
 A = "/api/v1/tenants/team-a/adapters/style"
 
@@ -93,6 +97,44 @@ async def test_files_come_back_byte_for_byte(world: World, make_adapter: Any) ->
         assert answer.content == content
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert (await team("GET", f"{A}/versions/1/files/tokenizer.json")).status_code == 404
+
+
+async def test_copies_of_the_base_s_matrices_are_not_stored_and_the_manifest_names_them(
+    empty_world: World, make_adapter: Any, tmp_path: Path
+) -> None:
+    head = bytes([1, 2, 3, 4]) * (331 * 72)
+    hashes = {"lm_head": {"F32": hashlib.sha256(head).hexdigest()}}
+    modules = build_tiny_spec().modules | {"lm_head": ModuleSpec(331, 72, "head")}
+    spec = build_tiny_spec(modules=modules, matrix_hashes=hashes)
+    await empty_world.caller(None, role="admin")("POST", "/api/v1/bases", content=msgspec.json.encode(spec))
+    team, files = empty_world.caller(), read_folder(make_adapter(1))
+    name = "base_model.model.lm_head.base_layer.weight"
+    whole = {**files, "adapter_model.safetensors": _append_tensor(files["adapter_model.safetensors"], name, head)}
+    with_copy, without = await team.upload(A, whole), await team.upload(A.replace("style", "other"), files)
+    assert (with_copy.status_code, without.status_code) == (201, 201)
+    digest = with_copy.json()["digest"]
+    assert without.json()["digest"] == digest
+    stored = (await team("GET", f"{A}/versions/1/files/adapter_model.safetensors")).content
+    assert len(stored) < len(whole["adapter_model.safetensors"]) - len(head)
+    (tmp_path / "stored").write_bytes(stored)
+    (tmp_path / "sent").write_bytes(files["adapter_model.safetensors"])
+    assert _read_tensors(tmp_path / "stored") == _read_tensors(tmp_path / "sent")
+    manifest = empty_world.registry.services.store.find_manifest(digest)
+    assert manifest is not None
+    assert manifest.dropped == (name,)
+
+
+def _append_tensor(weights: bytes, name: str, data: bytes) -> bytes:
+    length = int.from_bytes(weights[:8], "little")
+    header, body = json.loads(weights[8 : 8 + length]), weights[8 + length :]
+    header[name] = {"dtype": "F32", "shape": [331, 72], "data_offsets": [len(body), len(body) + len(data)]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + body + data
+
+
+def _read_tensors(path: Path) -> dict[str, bytes]:
+    data = path.read_bytes()
+    return {ref.name: data[ref.start : ref.stop] for ref in read_header(path).tensors}
 
 
 async def test_equal_weights_of_two_tenants_keep_their_own_readme(world: World, make_adapter: Any) -> None:
