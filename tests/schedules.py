@@ -77,6 +77,7 @@ class World:
         budget: int = 8,
         max_num_seqs: int = 4,
         max_host: int = 4,
+        max_model_len: int = 64,
         **limits: float,
     ) -> None:
         self.clock = Clock()
@@ -85,7 +86,7 @@ class World:
         self.pool = BlockPool(num_blocks, 4)
         self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=max_host, clock=self.clock)
         waits = {"queue_timeout_s": 60.0, "adapter_load_timeout_s": 30.0, **limits}
-        self.limits = Limits(max_num_seqs, budget, 64, **waits)  # type: ignore[arg-type]
+        self.limits = Limits(max_num_seqs, budget, max_model_len, **waits)  # type: ignore[arg-type]
         self.scheduler = Scheduler(self.pool, self.residency, self.limits, [EOS], self.clock)
         self.verdicts: list[str] = []
         self.blame = Blame(self.scheduler, self.residency.health, self.clock, self.verdicts.append)

@@ -120,14 +120,14 @@ class Residency:
         """What the loader found out about a digest in host memory."""
         return self._host[digest].facts
 
-    def try_pin(self, digest: str, protected: Container[str] = ()) -> int | None:
+    def try_pin(self, digest: str, protected: Container[str | None] = ()) -> int | None:
         """Pin the digest's slot for a request; None when it is not ready yet."""
         slot_id = self.try_make_ready(digest, protected)
         if slot_id is not None:
             self.slots.pin(slot_id)
         return slot_id
 
-    def try_make_ready(self, digest: str, protected: Container[str] = ()) -> int | None:
+    def try_make_ready(self, digest: str, protected: Container[str | None] = ()) -> int | None:
         """Slot of the digest if it is ready or can be made so now, else None; never starts a load.
 
         No slot is taken from a protected digest.
@@ -219,7 +219,7 @@ class Residency:
         # the newest is taken in before a slot lets go of another
         assert len(self._host) <= max(self._max_host, len(self.slots.slots) + 1)
 
-    def _bind(self, digest: str, protected: Container[str]) -> int | None:
+    def _bind(self, digest: str, protected: Container[str | None]) -> int | None:
         slot_id = self.slots.try_assign(digest, protected)
         if slot_id is None:
             return None

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.lora.residency import Residency
-from loraplex_engine.slots.table import Slot
 
 _LOAD_SHARE = 0.1
 """With every slot changing hands at the end of its lease, the steps stand still for at most this share of the time."""
@@ -56,8 +55,8 @@ class Turns:
         self._residency = residency
         self._clock = clock
         self._wanted_at: OrderedDict[str, float] = OrderedDict()
-        self._protected: frozenset[str] = frozenset()
-        self._yielding: frozenset[str] = frozenset()
+        self._protected: set[str | None] = set()
+        self._yielding: set[str | None] = set()
         self._longest_s = 0.0
         self.num_forced = 0
 
@@ -79,17 +78,15 @@ class Turns:
 
     def plan(self, waiting: Sequence[Request]) -> None:
         """Decide for one step which adapters keep their slots and which take no new requests."""
-        now = self._clock()
-        queued = {request.digest for request in waiting}
-        lease_ends_at = now - self.lease_s
+        lease_began_at = self._clock() - self.lease_s
         slots = self._residency.slots.slots
-        leased = {slot.digest for slot in slots if slot.digest is not None and slot.ready_at > lease_ends_at}
-        self._protected = frozenset(digest for digest in leased & queued if digest is not None)
-        free = sum(slot.digest is None or (slot.is_idle and slot.digest not in self._protected) for slot in slots)
-        num_needed = len(self._find_waiting(waiting, lease_ends_at)) - free
-        held = [slot for slot in slots if _can_yield(slot) and slot.ready_at <= lease_ends_at]
+        queued = {request.digest for request in waiting}
+        self._protected = {slot.digest for slot in slots if slot.ready_at > lease_began_at and slot.digest in queued}
+        num_free = sum(slot.digest is None or (slot.is_idle and slot.digest not in self._protected) for slot in slots)
+        num_needed = max(0, len(self._find_waiting(waiting, lease_began_at)) - num_free)
+        held = [slot for slot in slots if slot.num_pins > 0 and not slot.keep and slot.ready_at <= lease_began_at]
         held.sort(key=lambda slot: slot.ready_at)
-        yielding = frozenset(slot.digest for slot in held[: max(0, num_needed)] if slot.digest is not None)
+        yielding = {slot.digest for slot in held[:num_needed]}
         self.num_forced += len(yielding - self._yielding)
         self._yielding = yielding
 
@@ -139,7 +136,3 @@ class Turns:
             for digest in digests
             if digest is not None and residency.is_in_host(digest) and residency.slots.find(digest) is None
         }
-
-
-def _can_yield(slot: Slot) -> bool:
-    return slot.num_pins > 0 and not slot.keep

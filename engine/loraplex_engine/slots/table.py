@@ -62,7 +62,7 @@ class SlotTable:
         slot_id = self._digest_to_slot.get(digest)
         return slot_id is not None and self.slots[slot_id].answers
 
-    def try_assign(self, digest: str, protected: Container[str] = ()) -> int | None:
+    def try_assign(self, digest: str, protected: Container[str | None] = ()) -> int | None:
         """Give the digest a LOADING slot: an empty one, else the least recently used READY one without pins.
 
         Returns None when every slot is needed or holds a protected digest. The digest must not have a slot yet.
@@ -129,7 +129,7 @@ class SlotTable:
             assert slot.num_pins == 0 or slot.answers
             assert not slot.keep or slot.state in (SlotState.LOADING, SlotState.READY)
 
-    def _pick(self, protected: Container[str]) -> int | None:
+    def _pick(self, protected: Container[str | None]) -> int | None:
         for slot_id, slot in enumerate(self.slots):
             if slot.state is SlotState.EMPTY:
                 return slot_id

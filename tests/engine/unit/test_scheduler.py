@@ -7,9 +7,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepResult
-from loraplex_engine.errors import LoadFailedError, QueueFullError, StepFailedError, TooLargeForCacheError
-from loraplex_engine.wire.messages import SamplingParams
-from schedules import EOS, World, shape
+from loraplex_engine.errors import (
+    AdapterQuarantinedError,
+    DigestMismatchError,
+    LoadFailedError,
+    QueueFullError,
+    StepFailedError,
+    TooLargeForCacheError,
+)
+from loraplex_engine.wire.messages import SamplingParams, TokenEvent
+from schedules import EOS, World, code_of, shape
 
 
 def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
@@ -286,6 +293,67 @@ def test_queue_of_more_adapters_than_host_memory_loads_each_once() -> None:
     assert loads == names
 
 
+def test_adapter_acts_from_the_last_invocation_in_the_prompt() -> None:
+    world = World(num_blocks=32, budget=64)
+    world.loader.invocation_ids["d1"] = (8, 9)
+    world.load("d1", "plain")
+    requests = [
+        world.request("twice", [8, 9, 1, 8, 9, 5], "d1"),
+        world.request("at the end", [1, 2, 3, 8, 9], "d1"),
+        world.request("half", [8, 9, 1, 8], "d1"),
+        world.request("plain", [8, 9], "plain"),
+        world.request("base", [8, 9]),
+    ]
+    world.step()
+    assert [request.adapter_start for request in requests] == [3, 3, 0, 0, 0]
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [9, 8], [8], [1, 8]])
+def test_prompt_without_the_invocation_is_refused_and_never_answered_as_the_base(prompt: list[int]) -> None:
+    world = World(budget=64)
+    world.loader.invocation_ids["d1"] = (8, 9)
+    world.load("d1")
+    world.request("r", prompt, "d1")
+    world.request("next", [8, 9], "d1")
+    plan, events = world.step()
+    assert [row.request.request_id for row in plan.rows] == ["next"]
+    assert code_of(events[0]) == "alora_invocation_missing"
+    assert world.residency.slots.slots[0].num_pins == 1
+
+
+def test_blocks_before_an_invocation_are_shared_with_the_base_and_later_ones_with_nobody_else() -> None:
+    world = World(num_blocks=64, budget=64, max_num_seqs=16)
+    world.loader.invocation_ids |= {"d1": (8, 9), "d2": (8, 9)}
+    world.load("d1", "d2")
+    prompt = [*range(11, 19), 8, 9, *range(31, 38)]
+    cached = {}
+    for name, ids, digest in (
+        ("base", prompt, None),
+        ("one", prompt, "d1"),
+        ("one again", prompt, "d1"),
+        ("other", prompt, "d2"),
+        ("base again", prompt, None),
+        ("invoked later", [*prompt, 8, 9], "d1"),
+    ):
+        request = world.request(name, ids, digest, max_tokens=1)
+        world.step()
+        cached[name] = request.num_cached
+    assert cached == {"base": 0, "one": 8, "one again": 16, "other": 8, "base again": 16, "invoked later": 16}
+
+
+def test_block_in_which_an_adapter_begins_is_not_shared_with_one_where_it_begins_elsewhere() -> None:
+    world = World(num_blocks=64, budget=64)
+    world.loader.invocation_ids["d1"] = (8, 9)
+    world.load("d1")
+    first, second = [1, 8, 9, 8, 5, 6, 7, 8, 9], [1, 8, 9, 8, 9, 6, 7, 1, 2]
+    assert first[:4] == second[:4]
+    world.request("first", [*first[:7], 1, 2], "d1", max_tokens=1)
+    world.step()
+    request = world.request("second", second, "d1", max_tokens=1)
+    world.step()
+    assert (request.adapter_start, request.num_cached) == (3, 0)
+
+
 def test_queue_that_is_full_says_so_at_once() -> None:
     world = World(max_waiting=2)
     world.request("one")
@@ -311,11 +379,12 @@ def test_wait_for_an_adapter_is_bounded_by_its_own_limit_counted_from_its_own_st
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random arrivals, loads, aborts and steps: nothing leaks, everybody ends."""
+    """Random arrivals, loads, bad numbers, drops, aborts and steps: nothing leaks, drops end, everybody ends."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(num_blocks=12, num_slots=2, budget=6)
+        self.world = World(num_blocks=12, num_slots=2, budget=6, queue_timeout_s=1e6, adapter_load_timeout_s=1e6)
+        self.world.loader.invocation_ids["c"] = (2, 3)
         self.num_added = 0
         self.ended: list[str] = []
 
@@ -323,18 +392,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, prompt: int, tokens: int, digest: str | None) -> None:
         try:
             self.world.request(str(self.num_added), prompt, digest, tokens)
-        except LoadFailedError:
+        except (LoadFailedError, DigestMismatchError, AdapterQuarantinedError):
             return
         self.num_added += 1
 
     @precondition(lambda self: self.world.loader.started)
-    @rule(data=st.data(), fails=st.booleans())
-    def load(self, data: st.DataObject, fails: bool) -> None:
+    @rule(data=st.data(), fails=st.sampled_from(["no", "no", "by its bytes", "from outside"]))
+    def load(self, data: st.DataObject, fails: str) -> None:
         digest = data.draw(st.sampled_from(self.world.loader.started))
-        (self.world.loader.fail if fails else self.world.loader.finish)(digest)
-        for failed in self.world.residency.poll():
-            events = self.world.scheduler.fail_waiting(failed, LoadFailedError())
-            self.ended += [event.request_id for event in events]
+        if fails == "no":
+            self.world.loader.finish(digest)
+        else:
+            self.world.loader.fail(digest, is_content=fails == "by its bytes")
+        self._note(self.world.settle_loads())
 
     @precondition(lambda self: self.num_added)
     @rule(data=st.data())
@@ -349,27 +419,53 @@ class SchedulerMachine(RuleBasedStateMachine):
     def drop(self, digest: str) -> None:
         self.world.residency.drop(digest)
 
+    @rule(digest=st.sampled_from("abc"), is_kept=st.booleans())
+    def ask_for(self, digest: str, is_kept: bool) -> None:
+        self.world.residency.welcome(digest)
+        self.world.residency.prefetch(digest)
+        if self.world.residency.try_make_ready(digest) is not None:
+            self.world.residency.keep(digest, is_kept=is_kept)
+
+    @rule()
+    def meet_bad_numbers(self) -> None:
+        self._note(self.world.step(is_invalid=lambda request, _: request.digest == "b")[1])
+
     @rule(seconds=st.sampled_from([0.1, 2.0]))
     def wait(self, seconds: float) -> None:
         self.world.clock.now += seconds
 
     @rule()
     def step(self) -> None:
-        self.ended += [event.request_id for event in self.world.step()[1] if event.finish]
+        self._note(self.world.step()[1])
 
     @invariant()
     def holds_together(self) -> None:
-        self.world.scheduler.check_integrity()
+        world = self.world
+        world.scheduler.check_integrity()
+        slots = world.residency.slots.slots
+        assert world.bank.bound == {i: slot.digest for i, slot in enumerate(slots) if slot.digest is not None}
+        assert world.residency.tier_to_bytes["slot"] == 64 * len(world.bank.bound)
+        assert set(world.loader.started) == set(world.residency.loading_digests)
 
     def teardown(self) -> None:
+        for digest in "abc":
+            self.world.residency.keep(digest, is_kept=False)
         for _ in range(600):
             self.world.clock.now += 0.5
             for digest in list(self.world.loader.started):
                 self.world.loader.finish(digest)
-            self.world.residency.poll()
+            self._note(self.world.settle_loads())
             self.step()
         assert sorted(self.ended) == sorted(str(index) for index in range(self.num_added))
+        for digest in "abc":
+            self.world.residency.drop(digest)
+            assert not self.world.residency.is_draining(digest)
         assert self.world.pool.num_free == 12
+        assert self.world.bank.bound == {}
+        assert self.world.residency.tier_to_bytes == {"slot": 0, "host": 0}
+
+    def _note(self, events: list[TokenEvent]) -> None:
+        self.ended += [event.request_id for event in events if event.finish]
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
