@@ -38,7 +38,6 @@ _NUM_ADAPTERS = 16
 _NUM_CLIENTS = 16
 _PATIENCE_S = 0.002
 _TENANT = "bench"
-_NOT_SHOWN = {"slots", "host", "loading", "kv", "waiting", "running"}
 
 
 @dataclass(frozen=True)
@@ -328,8 +327,8 @@ class Bench:
             "evictions",
         )
         self._report.table(header, self._rows)
-        shown = {key: value for key, value in self._state.items() if key not in _NOT_SHOWN}
-        self._report.say("state", shown, f"\nstate in the middle of 16 in 8: {shown}")
+        schedule = self._state["slot_schedule"]
+        self._report.say("slot_schedule", schedule, f"\nslot_schedule in the middle of 16 in 8: {schedule}")
         for name in ("16 in 8", "16 in 8, Zipf 1.0"):
             ratio = p95_ms[name] / p95_ms["8 in 8"]
             self._report.check(f"TTFT p95, {name} over 8 in 8, half of the capacity", ratio, at_most=3.0)

@@ -7,13 +7,14 @@ a thread beside them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 T = TypeVar("T")
 _BAR_COLUMNS = 30
@@ -79,7 +80,7 @@ class Report:
             verdict = "-   " if self._options.quick else "pass" if check["met"] else "FAIL"
             print(f"  {verdict}  {check['name']}: {check['value']:.4g}, {check['limit']}")
         if self._options.json:
-            print(json.dumps({**self.figures, "targets": self._checks}, default=str))
+            print(msgspec.json.encode({**self.figures, "targets": self._checks}).decode())
         return int(not self._options.quick and not all(check["met"] for check in self._checks))
 
     def _say_load(self, when: str) -> None:
