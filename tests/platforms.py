@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,16 +57,17 @@ class LivePlatform:
 
     def engine_metrics(self) -> dict[str, float]:
         """The engine's metrics without labels, and with labels under the whole sample name."""
-        text = self._ask_engine("/metrics").text
+        text = self.ask_engine("/metrics").text
         samples = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
         return {name: float(value) for name, value in samples}
 
     def engine_state(self) -> dict[str, Any]:
         """The engine's slots, queue and KV pool at the moment."""
-        state: dict[str, Any] = self._ask_engine("/internal/state").json()
+        state: dict[str, Any] = self.ask_engine("/internal/state").json()
         return state
 
-    def _ask_engine(self, path: str) -> httpx.Response:
+    def ask_engine(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """Get a private path of the engine, or post a body to it."""
         signer = TokenSigner((self.data_dir / "signing.pem").read_bytes())
         identity = Identity(
             role="admin_readonly",
@@ -79,7 +81,8 @@ class LivePlatform:
         with self.management() as client:
             (engine,) = client.list_fleet()
         headers = {"authorization": f"Bearer {signer.sign(identity, 'engine')}"}
-        return httpx.get(f"{engine.url}{path}", headers=headers).raise_for_status()
+        method = "GET" if body is None else "POST"
+        return httpx.request(method, f"{engine.url}{path}", json=body, headers=headers, timeout=60).raise_for_status()
 
 
 @contextmanager
@@ -124,3 +127,22 @@ def create_team(platform: LivePlatform, name: str, style: str) -> Team:
         version = client.push(name, "default", list_files(EXAMPLES / style), lambda _: None)
     assert (version.state, version.promoted) == ("ready", True)
     return Team(name, version.digest, key)
+
+
+def list_children(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found] + [below for child in found for below in list_children(int(child))]
+
+
+def command_of(pid: int) -> str:
+    """Its command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    """Wait until a condition holds, and fail after `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
