@@ -321,7 +321,9 @@ def _are_tokens(value: Any) -> bool:
 
 def _are_token_indices(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(_is_module_name(name) and bool(ids) and _are_different_tokens(ids) for name, ids in value.items())
+        return len(value) <= MAX_SAVED_NAMES and all(
+            _is_module_name(name) and bool(ids) and _are_different_tokens(ids) for name, ids in value.items()
+        )
     return _are_different_tokens(value)
 
 

@@ -104,6 +104,7 @@ def test_each_field_has_one_fate() -> None:
         ({"trainable_token_indices": {"lm_head": []}}, "field_value", "trainable_token_indices"),
         ({"trainable_token_indices": {"lm_head": {"x": [1]}}}, "field_value", "trainable_token_indices"),
         ({"trainable_token_indices": {"": [1]}}, "field_value", "trainable_token_indices"),
+        ({"trainable_token_indices": {f"m{i}": [1] for i in range(257)}}, "field_value", "trainable_token_indices"),
         ({"alora_invocation_tokens": 1}, "field_value", "alora_invocation_tokens"),
         ({"alora_invocation_tokens": [-1]}, "field_value", "alora_invocation_tokens"),
         ({"alora_invocation_tokens": [1], "use_dora": True}, "field_value", "alora_invocation_tokens"),
