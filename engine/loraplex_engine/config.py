@@ -45,7 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_cpu_loras: int = 0
     """Adapters kept in host memory; 0 = four times `max_loras`."""
     max_lora_rank: int = 64
-    """Largest adapter rank that is served."""
+    """Largest adapter rank that is served, at most what the kernels have forms for."""
+    adapter_cache_bytes: int = 10 << 30
+    """Adapter files kept on disk, in `cache_dir`; those used longest ago go first."""
     adapter_load_timeout_s: float = 60.0
     """How long a request may wait for its adapter."""
     queue_timeout_s: float = 60.0
@@ -91,7 +93,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("block_size", 1, 256),
     ("max_loras", 1, 1024),
     ("max_cpu_loras", 0, 1 << 20),
-    ("max_lora_rank", 1, 512),
+    ("max_lora_rank", 1, 256),
+    ("adapter_cache_bytes", 1 << 20, 1 << 50),
     ("adapter_load_timeout_s", 0.1, 3600),
     ("queue_timeout_s", 0.1, 3600),
     ("cpu_threads", 0, 1024),

@@ -94,7 +94,9 @@ SETTINGS: tuple[Setting, ...] = (
     _later("LORAPLEX_METRICS_LISTEN", (_GATEWAY, _UP), "Address for /metrics alone, HOST:PORT"),
     Setting("LORAPLEX_LOG_LEVEL", _SERVERS, "debug, info, warning or error", "info"),
     Setting("LORAPLEX_NATIVE", (_ENGINE, _UP), "0 uses the torch forms instead of compiled code", "1"),
-    Setting("LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens routes for tests on an engine that listens on loopback", "0"),
+    Setting(
+        "LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens routes for tests on an engine that listens on loopback", "0"
+    ),
     _engine_flag("MAX_MODEL_LEN", "Longest prompt plus answer, tokens; default: the base's"),
     _engine_flag("MAX_NUM_SEQS", "Requests that run at once; default 16"),
     _engine_flag("MAX_NUM_BATCHED_TOKENS", "Tokens computed in one step, at most; default 512"),
@@ -109,7 +111,8 @@ SETTINGS: tuple[Setting, ...] = (
     _engine_flag("TENSOR_PARALLEL_SIZE", "Only 1 for now"),
     _engine_flag("MAX_LORAS", "Adapter slots; default 8"),
     _engine_flag("MAX_CPU_LORAS", "Adapters kept in host memory; default 4 x MAX_LORAS"),
-    _engine_flag("MAX_LORA_RANK", "Highest rank that is served; default 64"),
+    _engine_flag("MAX_LORA_RANK", "Highest rank that is served, at most 256; default 64"),
+    _engine_flag("ADAPTER_CACHE_BYTES", "Adapter files kept on disk by an engine, bytes; default 10 GiB"),
     _engine_flag("DEVICE", "auto or cpu; this version has no GPU form"),
     _engine_flag("ATTENTION_BACKEND", "Only auto for now"),
     _engine_flag("ENFORCE_EAGER", "Only 1 for now"),

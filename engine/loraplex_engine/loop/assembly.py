@@ -226,6 +226,7 @@ def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[Bas
             cache_dir=config.cache_dir,
             base=_limit_rank(spec, config),
             base_dir=config.base,
+            max_disk_bytes=config.adapter_cache_bytes,
             dtype=dtype_name,
             tolerated=TOLERATED if config.has_test_hooks else (),
             registry_url=config.registry_url,

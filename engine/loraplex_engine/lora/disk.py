@@ -1,30 +1,30 @@
 """Verified adapter files on disk, by digest: the cache between the registry and host memory.
 
-`AdapterDisk` is the only writer of `CACHE/adapters`. A folder appears by one rename after its canonical digest was
-recomputed; what a former process left there is verified again before it is used.
+`AdapterDisk` decides what may enter: a folder is published after its canonical digest was recomputed, and what a former
+process left is verified again before it is used. Room and removal are the `FolderCache`'s.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from loraplex_engine.errors import DigestMismatchError
+from loraplex_engine.lora.folder_cache import FolderCache, sync
+from loraplex_engine.lora.stored import ShortFileError
 from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec
 from loraplex_registry.wire.client import ArtifactClient, ArtifactError
-from loraplex_registry.wire.digest import artifact_path
 
 _WEIGHTS = "adapter_model.safetensors"
 _FILES = ("adapter_config.json", _WEIGHTS, "chat_template.jinja")
 """The files that the digest is made of; the others of a version stay in the registry."""
 
-_ABANDONED_S = 24 * 3600
+DEFAULT_MAX_BYTES = 10 << 30
 _MAX_PLANS = 256
 
 
@@ -42,55 +42,76 @@ class AdapterDisk:
     """Adapter files by digest, fetched on demand."""
 
     def __init__(
-        self, root: Path, base: BaseSpec, client: ArtifactClient | None, tolerated: Collection[str] = ()
+        self,
+        root: Path,
+        base: BaseSpec,
+        client: ArtifactClient | None,
+        tolerated: Collection[str] = (),
+        max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
-        """Use `root` for adapters of `base`; `tolerated` names checks that may fail (test hooks only)."""
-        self._root = root
+        """Open the cache below `root`.
+
+        Args:
+            root: a folder that nothing else is in.
+            base: the base that adapters are judged against.
+            client: the registry's artifacts; None: only what is here already can be had.
+            tolerated: checks that may fail (test hooks only).
+            max_bytes: cap of all files.
+        """
+        self.cache = FolderCache(root, max_bytes)
         self._base = base
         self._client = client
         self._tolerated = tolerated
         self._verified: dict[str, AdapterPlan] = {}
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._sweep()
 
-    def get(self, digest: str) -> VerifiedAdapter:
-        """Return the verified adapter, fetching it if it is not here; a copy that fails is fetched once more.
+    @contextmanager
+    def hold(self, digest: str) -> Iterator[VerifiedAdapter]:
+        """Have the verified adapter, fetched if it is not here; its files stay until the end.
+
+        A copy that fails, or that another process pushed out under our eyes, is fetched once more.
 
         Raises:
             DigestMismatchError: The registry's bytes do not have this digest, or the base refuses them.
             ArtifactError: The registry does not answer or has no such artifact.
+            NoRoomError: It does not fit into the cache.
+            OSError: The disk fails or is full.
         """
-        folder = self._root / artifact_path(digest)
-        try:
-            return self._get_once(digest, folder)
-        except DigestMismatchError:
-            shutil.rmtree(folder, ignore_errors=True)
-            return self._get_once(digest, folder)
+        with self.cache.hold(digest) as folder:
+            try:
+                yield self._get(digest, folder)
+            except ShortFileError:
+                # not what was verified any more: the next load looks again
+                self._verified.pop(digest, None)
+                raise
 
     def put(self, source: Path) -> str:
         """Take in a folder's files as if the registry had sent them (test hooks); returns their digest.
 
         Raises:
             DigestMismatchError: The base refuses them.
+            NoRoomError: They do not fit into the cache.
             OSError: They cannot be read or copied.
         """
-        with tempfile.TemporaryDirectory(dir=self._root, prefix=".fetch-") as temporary:
-            target = Path(temporary) / "files"
-            target.mkdir(mode=0o700)
-            for name in _FILES:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, target / name)
-            plan = self._judge("of the folder", target)
-            folder = self._root / artifact_path(plan.digest)
-            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not folder.exists():
-                target.rename(folder)
-        return plan.digest
+        files = [source / name for name in _FILES if (source / name).is_file()]
+        with self.cache.stage(sum(file.stat().st_size for file in files)) as staged:
+            for file in files:
+                shutil.copyfile(file, staged / file.name)
+            digest = self._judge("of the folder", staged).digest
+            self.cache.publish(digest, staged)
+        return digest
+
+    def _get(self, digest: str, folder: Path) -> VerifiedAdapter:
+        try:
+            return self._get_once(digest, folder)
+        except (DigestMismatchError, FileNotFoundError):
+            self.cache.remove(digest)
+            self._verified.pop(digest, None)
+            return self._get_once(digest, folder)
 
     def _get_once(self, digest: str, folder: Path) -> VerifiedAdapter:
         fetch_s = self._fetch(digest, folder)
         started_at = time.monotonic()
-        plan = self._verify(digest, folder)
+        plan = self._verified.get(digest) or self._remember(digest, self._check(digest, folder))
         return VerifiedAdapter(plan, folder / _WEIGHTS, fetch_s, time.monotonic() - started_at)
 
     def _fetch(self, digest: str, folder: Path) -> float:
@@ -99,30 +120,15 @@ class AdapterDisk:
         if self._client is None:
             raise ArtifactError("this engine has no registry to fetch adapters from; start it with --registry-url")
         started_at = time.monotonic()
-        self._verified.pop(digest, None)
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=self._root, prefix=".fetch-") as temporary:
-            target = Path(temporary) / "files"
-            target.mkdir(mode=0o700)
-            present = {file.name for file in self._client.manifest(digest).files}
-            for name in present.intersection(_FILES):
-                self._client.fetch_file(digest, name, target / name)
-                _sync(target / name)
-            self._remember(digest, self._check(digest, target))
-            shutil.rmtree(folder, ignore_errors=True)
-            target.rename(folder)
-        _sync(folder.parent)
+        files = [file for file in self._client.manifest(digest).files if file.name in _FILES]
+        with self.cache.stage(sum(file.size for file in files)) as staged:
+            for file in files:
+                if self._client.fetch_file(digest, file.name, staged / file.name) != file.size:
+                    raise ArtifactError(f"a file of {digest} is not as long as its manifest says")
+                sync(staged / file.name)
+            self._remember(digest, self._check(digest, staged))
+            self.cache.publish(digest, staged)
         return time.monotonic() - started_at
-
-    def _sweep(self) -> None:
-        """Remove what fetches left behind that were killed long ago; a younger one may still run."""
-        for left in self._root.glob(".fetch-*"):
-            if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
-
-    def _verify(self, digest: str, folder: Path) -> AdapterPlan:
-        plan = self._verified.get(digest)
-        return plan if plan is not None else self._remember(digest, self._check(digest, folder))
 
     def _remember(self, digest: str, plan: AdapterPlan) -> AdapterPlan:
         while len(self._verified) >= _MAX_PLANS:
@@ -144,11 +150,3 @@ class AdapterDisk:
             reasons = "; ".join(check.message for check in report.checks if check.verdict == "fail")
             raise DigestMismatchError(f"The adapter {which} does not fit this base: {reasons}")
         return plan
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

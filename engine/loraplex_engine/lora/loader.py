@@ -33,10 +33,13 @@ class LoaderProcess:
         dtype: str,
         registry_url: str = "",
         engine_key: str = "",
+        max_disk_bytes: int,
         tolerated: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._launch = WorkerLaunch(cache_dir, base, base_dir, dtype, registry_url, engine_key, tolerated)
+        self._launch = WorkerLaunch(
+            cache_dir, base, base_dir, dtype, registry_url, engine_key, max_disk_bytes, tolerated
+        )
         self._clock = clock
         self._in_flight: set[str] = set()
         self._num_deaths = 0

@@ -80,6 +80,11 @@ class LoadDone(msgspec.Struct, frozen=True, tag="done"):
     """The modules once more, as an array of `MODULE_ROW` that is ready for the table."""
     replaced_bytes: int = 0
     """Of `num_bytes`, what stands in place of weights of the base."""
+    disk_adapters: int = 0
+    """Adapters in the disk cache after this load, of `disk_bytes` bytes in all."""
+    disk_bytes: int = 0
+    disk_evictions: int = 0
+    """Adapters pushed out of the disk cache since the loader's last success."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag="failed"):

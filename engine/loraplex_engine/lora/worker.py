@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ import msgspec
 from loraplex_engine.errors import DigestMismatchError
 from loraplex_engine.lora.base_weights import BaseUnreadableError, BaseWeights
 from loraplex_engine.lora.disk import AdapterDisk
+from loraplex_engine.lora.folder_cache import FolderCache
 from loraplex_engine.lora.pack import UnservableAdapterError, pack
 from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob
 from loraplex_engine.lora.stored import ShortFileError
@@ -47,6 +49,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
     dtype: str
     registry_url: str
     engine_key: str
+    max_disk_bytes: int
     tolerated: tuple[str, ...] = ()
     """Checks that an adapter may fail; test hooks only."""
 
@@ -57,7 +60,8 @@ def main() -> int:
     launch = msgspec.msgpack.decode(core.recv_bytes(), type=WorkerLaunch)
     become_background()
     client = ArtifactClient(launch.registry_url, launch.engine_key) if launch.registry_url else None
-    disk = AdapterDisk(Path(launch.cache_dir) / "adapters", launch.base, client, launch.tolerated)
+    root = Path(launch.cache_dir) / "adapters"
+    disk = AdapterDisk(root, launch.base, client, launch.tolerated, launch.max_disk_bytes)
     base = BaseWeights(Path(launch.base_dir), launch.base, launch.dtype)
     with contextlib.suppress(EOFError, BrokenPipeError):
         serve(core, lambda digest: load(digest, disk, base))
@@ -81,9 +85,10 @@ def load(digest: str, disk: AdapterDisk, base: BaseWeights) -> Loaded:
     """Bring one adapter from the registry or the disk cache into a packed file; whatever goes wrong is a result."""
     stage = "fetch"
     try:
-        adapter = disk.get(digest)
-        stage = "pack"
-        return pack(digest, adapter, base)
+        with disk.hold(digest) as adapter:
+            stage = "pack"
+            facts, descriptor = pack(digest, adapter, base)
+        return _note_disk(facts, disk.cache), descriptor
     except DigestMismatchError as error:
         return LoadFailed(digest, "verify", error.code, str(error), is_content=True)
     except UnservableAdapterError as error:
@@ -92,6 +97,15 @@ def load(digest: str, disk: AdapterDisk, base: BaseWeights) -> Loaded:
     except Exception as error:  # noqa: BLE001 - a load that fails must not end the others in this process
         _log.warning("%s could not be loaded: %r", digest, error)
         return LoadFailed(digest, stage, "adapter_loading", _explain(error), is_content=False)
+
+
+def _note_disk(facts: LoadDone, cache: FolderCache) -> LoadDone:
+    return msgspec.structs.replace(
+        facts,
+        disk_adapters=cache.num_folders,
+        disk_bytes=cache.num_bytes,
+        disk_evictions=cache.take_evictions(),
+    )
 
 
 def _explain(error: Exception) -> str:
@@ -104,6 +118,8 @@ def _explain(error: Exception) -> str:
         return "The base's weights on this replica cannot be read; they must be pulled again."
     if isinstance(error, ShortFileError):
         return "The adapter's file was cut short after it was verified."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "The replica's disk is full."
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return f"The adapter could not be loaded: {reason or type(error).__name__}"
 

@@ -35,7 +35,8 @@ class EngineFlags:
     tensor_parallel_size: Annotated[int | None, _flag("Only 1; splitting the base over cards is not built yet.")] = None
     max_loras: Annotated[int | None, _flag("Adapter slots; default 8.")] = None
     max_cpu_loras: Annotated[int | None, _flag("Adapters kept in host memory; default 4 x max-loras.")] = None
-    max_lora_rank: Annotated[int | None, _flag("Highest adapter rank; default 64.")] = None
+    max_lora_rank: Annotated[int | None, _flag("Highest adapter rank, at most 256; default 64.")] = None
+    adapter_cache_bytes: Annotated[int | None, _flag("Adapter files kept on disk, bytes; default 10 GiB.")] = None
     device: Annotated[str | None, _flag("auto or cpu; this version serves on the CPU.")] = None
     attention_backend: Annotated[str | None, _flag("Only auto; there is one attention kernel.")] = None
     enforce_eager: Annotated[bool | None, _flag("Always on: there are no captured graphs.")] = None

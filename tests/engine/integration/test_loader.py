@@ -1,15 +1,23 @@
-"""The core's end of the loader's pipe, when the other end breaks off in the middle."""
+"""The core's end of the loader's pipe, and a real process behind it that is killed at any moment."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from multiprocessing import Pipe
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from core_world import KEY, ArtifactServer
+from loraplex_engine.bases.folder import load_spec
+from loraplex_engine.bases.pull import pull
+from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.loader import LoaderProcess
-from loraplex_engine.lora.packed import LoadDone, LoadFailed
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_registry.peft.spec import BaseSpec
+from support import ALL_TARGETS, write_adapter
 
 BASE = BaseSpec("tiny", (), "sha256:0", "", 8, {})
 
@@ -17,7 +25,7 @@ BASE = BaseSpec("tiny", (), "sha256:0", "", 8, {})
 def test_process_that_dies_between_facts_and_descriptor_fails_the_load_it_owes(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = Pipe()
     monkeypatch.setattr(LoaderProcess, "_spawn", lambda self: setattr(self, "_pipe", ours))
-    loader = LoaderProcess(cache_dir="", base=BASE, base_dir="", dtype="float32")
+    loader = LoaderProcess(cache_dir="", base=BASE, base_dir="", dtype="float32", max_disk_bytes=1 << 30)
     loader.start("sha256:x")
     loader.start("sha256:y")
     for _ in range(2):
@@ -29,3 +37,60 @@ def test_process_that_dies_between_facts_and_descriptor_fails_the_load_it_owes(m
         ("sha256:x", LoadFailed),
         ("sha256:y", LoadFailed),
     ]
+
+
+@pytest.fixture(scope="module")
+def base(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pull(str(tiny_llama), tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def registry() -> Iterator[ArtifactServer]:
+    server = ArtifactServer()
+    yield server
+    server.resume.set()
+    server.close()
+
+
+def _wait(loader: LoaderProcess) -> PackedAdapter | LoadFailed:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if results := loader.take_finished():
+            return results[0]
+        time.sleep(0.005)
+    raise AssertionError("the loader says nothing")
+
+
+@pytest.mark.parametrize("delay_s", [None, 0.0, 0.01, 0.03, 0.06])
+def test_a_loader_killed_at_any_moment_fails_the_load_and_the_next_one_starts_clean(
+    base: Path, registry: ArtifactServer, tmp_path: Path, delay_s: float | None
+) -> None:
+    spec = load_spec(base)
+    folder = write_adapter(tmp_path / "a", base, rank=16, targets=ALL_TARGETS)
+    digest = AdapterDisk(tmp_path / "other", spec, None).put(folder)
+    registry.folders[digest] = folder
+    facts = {"base": spec, "base_dir": str(base), "dtype": "float32", "max_disk_bytes": 1 << 30}
+    loader = LoaderProcess(cache_dir=str(tmp_path), registry_url=registry.url, engine_key=KEY, **facts)
+    # the process is up when it has answered once
+    loader.start(f"sha256:{'0' * 64}")
+    assert isinstance(_wait(loader), LoadFailed)
+    if delay_s is None:
+        registry.stalled = digest
+    loader.start(digest)
+    time.sleep(delay_s or 0.1)
+    assert loader._process is not None
+    loader._process.kill()
+    loader._process.wait()
+    result = _wait(loader)
+    if isinstance(result, LoadFailed):
+        assert (result.digest, result.is_content) == (digest, False)
+        assert result.message == "The loader process died and is restarted."
+    registry.stalled = ""
+    registry.resume.set()
+    loader.start(digest)
+    while isinstance(result := _wait(loader), LoadFailed):
+        loader.start(digest)
+    loader.close()
+    assert isinstance(result, PackedAdapter)
+    assert (result.facts.disk_adapters, result.facts.disk_evictions) == (1, 0)
+    AdapterDisk(tmp_path / "adapters", spec, None).cache.check_integrity()

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -14,10 +17,12 @@ from engines import FolderLoader
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.core.module_group import GROUP_NAMES, find_place
+from loraplex_engine.lora import worker
 from loraplex_engine.lora.bank import DeviceBank
-from loraplex_engine.lora.base_weights import BaseWeights
-from loraplex_engine.lora.disk import AdapterDisk
-from loraplex_engine.lora.packed import LoadFailed, PackedAdapter
+from loraplex_engine.lora.base_weights import BaseUnreadableError, BaseWeights
+from loraplex_engine.lora.disk import AdapterDisk, VerifiedAdapter
+from loraplex_engine.lora.pack import UnservableAdapterError
+from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.lora.stored import read_tensor, to_bfloat16
 from loraplex_engine.lora.worker import Loaded, load
 from loraplex_engine.models.config import ModelConfig
@@ -125,17 +130,21 @@ def _flip_a_bit(weights: Path) -> None:
     weights.write_bytes(bytes(data))
 
 
+def _get(disk: AdapterDisk, digest: str) -> VerifiedAdapter:
+    with disk.hold(digest) as adapter:
+        return adapter
+
+
 def test_copy_that_changed_on_disk_is_replaced_after_a_restart(base: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "a", base)
     _, plan = check_adapter({file.name: file for file in folder.iterdir()}, load_spec(base))
     assert plan is not None
     client = FolderClient(folder)
-    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
-    disk.get(plan.digest)
+    _get(AdapterDisk(tmp_path / "adapters", load_spec(base), client), plan.digest)  # type: ignore[arg-type]
     assert client.num_fetches == 2
     _flip_a_bit(next((tmp_path / "adapters").rglob("adapter_model.safetensors")))
     restarted = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
-    adapter = restarted.get(plan.digest)
+    adapter = _get(restarted, plan.digest)
     assert client.num_fetches == 4
     assert adapter.weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
 
@@ -145,18 +154,10 @@ def test_download_that_was_corrupted_once_is_tried_again(base: Path, tmp_path: P
     _, plan = check_adapter({file.name: file for file in folder.iterdir()}, load_spec(base))
     assert plan is not None
     client = FolderClient(folder, num_corrupt=1)
-    adapter = AdapterDisk(tmp_path / "adapters", load_spec(base), client).get(plan.digest)  # type: ignore[arg-type]
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
+    adapter = _get(disk, plan.digest)
     assert adapter.weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
     assert client.num_fetches == 4
-
-
-def test_fetches_killed_long_ago_are_swept_and_younger_ones_are_not(base: Path, tmp_path: Path) -> None:
-    old, young = tmp_path / ".fetch-old", tmp_path / ".fetch-young"
-    for folder in (old, young):
-        folder.mkdir()
-    os.utime(old, (0, 0))
-    AdapterDisk(tmp_path, load_spec(base), None)
-    assert (old.exists(), young.exists()) == (False, True)
 
 
 def _load_absent(base: Path, disk: AdapterDisk) -> Loaded:
@@ -165,7 +166,7 @@ def _load_absent(base: Path, disk: AdapterDisk) -> Loaded:
 
 def test_any_failure_of_a_load_is_a_result(base: Path, tmp_path: Path) -> None:
     class BrokenDisk:
-        def get(self, digest: str) -> None:
+        def hold(self, digest: str) -> None:
             raise MemoryError
 
     failed = load("sha256:x", BrokenDisk(), BaseWeights(base, load_spec(base), "float32"))  # type: ignore[arg-type]
@@ -219,3 +220,97 @@ def test_a_disk_that_fails_is_told_without_its_paths(base: Path, tmp_path: Path)
     assert isinstance(result, LoadFailed)
     assert str(tmp_path) not in result.message
     assert "loaded: " in result.message
+
+
+class _Full:
+    """A registry whose answers find no room."""
+
+    def manifest(self, digest: str) -> Manifest:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_is_said_and_hurts_only_the_load(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base)
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), _Full())  # type: ignore[arg-type]
+    failed = _load_absent(base, disk)
+    assert isinstance(failed, LoadFailed)
+    assert (failed.stage, failed.message, failed.is_content) == ("fetch", "The replica's disk is full.", False)
+    disk.cache.check_integrity()
+    assert not isinstance(load(disk.put(folder), disk, BaseWeights(base, load_spec(base), "float32")), LoadFailed)
+
+
+def test_an_adapter_larger_than_the_disk_cache_is_said_so(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base)
+    client = FolderClient(folder)
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client, max_bytes=1000)  # type: ignore[arg-type]
+    failed = _load_absent(base, disk)
+    assert isinstance(failed, LoadFailed)
+    assert failed.message.endswith(" bytes, and the disk cache of adapters may have 1000")
+    assert (failed.is_content, client.num_fetches) == (False, 0)
+
+
+def test_each_load_tells_what_the_disk_holds_and_what_it_pushed_out(base: Path, tmp_path: Path) -> None:
+    folders = [write_adapter(tmp_path / f"a{seed}", base, seed=seed) for seed in range(3)]
+    size = sum(file.stat().st_size for file in folders[0].iterdir())
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), None, max_bytes=2 * size)
+    told = []
+    for folder in folders:
+        facts, descriptor = _load_done(disk.put(folder), disk, base)
+        os.close(descriptor)
+        told.append((facts.disk_adapters, facts.disk_bytes, facts.disk_evictions))
+    assert told == [(1, size, 0), (2, 2 * size, 0), (2, 2 * size, 1)]
+
+
+def _load_done(digest: str, disk: AdapterDisk, base: Path) -> tuple[LoadDone, int]:
+    result = load(digest, disk, BaseWeights(base, load_spec(base), "float32"))
+    assert not isinstance(result, LoadFailed), result
+    return result
+
+
+def test_a_file_cut_after_it_was_verified_is_fetched_again_by_the_next_load(base: Path, tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", base)
+    digest = AdapterDisk(tmp_path / "other", load_spec(base), None).put(folder)
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), FolderClient(folder))  # type: ignore[arg-type]
+    weights = _get(disk, digest).weights
+    os.truncate(weights, weights.stat().st_size - 100)
+    failed = load(digest, disk, BaseWeights(base, load_spec(base), "float32"))
+    assert isinstance(failed, LoadFailed)
+    assert (failed.stage, failed.is_content) == ("pack", False)
+    assert "cut short" in failed.message
+    os.close(_load_done(digest, disk, base)[1])
+
+
+def test_a_download_of_another_length_than_announced_is_not_kept(base: Path, tmp_path: Path) -> None:
+    class Longer(FolderClient):
+        def fetch_file(self, digest: str, name: str, to: Path) -> int:
+            return super().fetch_file(digest, name, to) + 1
+
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), Longer(write_adapter(tmp_path / "a", base)))  # type: ignore[arg-type]
+    failed = _load_absent(base, disk)
+    assert isinstance(failed, LoadFailed)
+    assert (failed.message, failed.is_content) == ("The registry does not answer.", False)
+    disk.cache.check_integrity()
+    assert disk.cache.num_folders == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_content"), [(UnservableAdapterError("x"), True), (BaseUnreadableError("/y"), False)]
+)
+def test_a_failure_to_pack_says_whose_it_is(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_content: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "pack", fail)
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), None)
+    failed = load(disk.put(write_adapter(tmp_path / "a", base)), disk, BaseWeights(base, load_spec(base), "float32"))
+    assert isinstance(failed, LoadFailed)
+    assert (failed.stage, failed.is_content) == ("pack", is_content)
+    assert failed.message.endswith(".")
+    assert "/y" not in failed.message
+
+
+def test_the_loader_knows_no_torch() -> None:
+    program = "import sys, loraplex_engine.lora.worker; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
