@@ -41,9 +41,12 @@ class ManualLoader:
         self.num_started += 1
 
     def finish(self, digest: str) -> None:
-        self.started.remove(digest)
         facts = LoadDone(digest, 64, 8, (), 0.0, 0.0, 0.0, invocation_ids=self.invocation_ids.get(digest, ()))
-        self._results.append(PackedAdapter(facts, mmap.mmap(-1, 64)))
+        self.hand_over(PackedAdapter(facts, mmap.mmap(-1, 64)))
+
+    def hand_over(self, adapter: PackedAdapter) -> None:
+        self.started.remove(adapter.digest)
+        self._results.append(adapter)
 
     def fail(self, digest: str, *, is_content: bool = False) -> None:
         self.started.remove(digest)
@@ -114,7 +117,7 @@ class World:
             error = self.residency.find_failure(digest)
             if error is not None:
                 events += self.scheduler.fail_waiting(digest, error)
-        return events
+        return self.blame.settle(events)
 
     def step(
         self, token: int = 7, is_invalid: Callable[[Request, StepPlan], bool] = lambda *_: False

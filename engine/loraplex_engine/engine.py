@@ -155,6 +155,7 @@ class Engine:
             "slot_schedule": asdict(self.scheduler.turns.describe(self.scheduler.waiting)),
             **self.residency.health.state(),
             "host": list(self.residency.host_digests),
+            "adapter_bytes": self.residency.tier_to_bytes,
             "loading": list(self.residency.loading_digests),
             "waiting": len(self.scheduler.waiting),
             "running": len(self.scheduler.running),
@@ -183,9 +184,9 @@ class Engine:
             num_failed=health.num_failed,
             num_quarantined=health.num_quarantined,
             state_to_slots={state.value: sum(s.state is state for s in slots.slots) for state in SlotState},
-            tier_to_adapters={"slot": len(in_slots), "host": len(self.residency.host_digests)},
+            tier_to_adapters=self.residency.tier_to_adapters,
             tier_to_bytes=self.residency.tier_to_bytes,
-            tier_to_evictions={"slot": slots.num_evictions, "host": self.residency.num_host_evictions},
+            tier_to_evictions=self.residency.tier_to_evictions,
             padding_ratios={"multiply_adds": self._padding.step_ratio, "bytes": self._padding.bytes_ratio(in_slots)},
         )
 

@@ -66,8 +66,10 @@ class Residency:
         self._holds: Counter[str] = Counter()
         self._leaving: set[str] = set()
         self._dropped_until: dict[str, float] = {}
+        self._disk = (0, 0)
         self.health = AdapterHealth(clock)
         self.num_host_evictions = 0
+        self.num_disk_evictions = 0
         self.num_binds = 0
         self.bind_s = 0.0
         """Seconds that putting an adapter into a slot takes lately; the steps stand still for them."""
@@ -94,12 +96,28 @@ class Residency:
         return digest in self._host
 
     @property
+    def tier_to_adapters(self) -> dict[str, int]:
+        """Adapters in slots, in host memory and, as of the last load, in the disk cache."""
+        in_slots = sum(slot.digest is not None for slot in self.slots.slots)
+        return {"slot": in_slots, "host": len(self._host), "disk": self._disk[0]}
+
+    @property
     def tier_to_bytes(self) -> dict[str, int]:
-        """Bytes of the adapters in slots and in host memory; on the CPU a slot uses the host's bytes."""
+        """Bytes of those; on the CPU a slot uses the host's bytes."""
         in_slots = [self._host[slot.digest] for slot in self.slots.slots if slot.digest is not None]
         return {
             "slot": sum(adapter.facts.num_bytes for adapter in in_slots),
             "host": sum(adapter.facts.num_bytes for adapter in self._host.values()),
+            "disk": self._disk[1],
+        }
+
+    @property
+    def tier_to_evictions(self) -> dict[str, int]:
+        """Adapters that were pushed out by others so far."""
+        return {
+            "slot": self.slots.num_evictions,
+            "host": self.num_host_evictions,
+            "disk": self.num_disk_evictions,
         }
 
     def hold(self, digest: str) -> None:
@@ -237,6 +255,8 @@ class Residency:
     def _admit(self, adapter: PackedAdapter) -> None:
         self.health.note_loaded(adapter.digest)
         self.load_s = _smooth(self.load_s, adapter.facts.fetch_s + adapter.facts.verify_s + adapter.facts.pack_s)
+        self._disk = (adapter.facts.disk_adapters, adapter.facts.disk_bytes)
+        self.num_disk_evictions += adapter.facts.disk_evictions
         self._host[adapter.digest] = adapter
         self._trim_host()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 
+from loraplex_engine.lora.packed import LoadDone, PackedAdapter
 from loraplex_engine.slots.table import SlotState
 from schedules import World
 
@@ -15,7 +18,7 @@ def _holds_nothing(world: World) -> bool:
         not world.bank.bound
         and not residency.host_digests
         and not residency.loading_digests
-        and residency.tier_to_bytes == {"slot": 0, "host": 0}
+        and residency.tier_to_bytes == {"slot": 0, "host": 0, "disk": 0}
         and world.pool.num_free == world.pool.num_blocks
         and all(slot.state is SlotState.EMPTY for slot in residency.slots.slots)
     )
@@ -134,3 +137,16 @@ def test_drop_of_a_slot_that_an_operator_keeps_lets_go_of_it(order: str) -> None
     world.residency.drop("d1")
     world.residency.keep("d1", is_kept=True)
     assert _holds_nothing(world)
+
+
+def test_disk_cache_is_counted_as_the_loader_last_saw_it() -> None:
+    world = World(num_slots=1, max_host=1)
+    for number in (1, 2):
+        facts = LoadDone(f"d{number}", 64, 8, (), 0.0, 0.0, 0.0, disk_adapters=7, disk_bytes=100, disk_evictions=number)
+        world.residency.prefetch(facts.digest)
+        world.loader.hand_over(PackedAdapter(facts, mmap.mmap(-1, 64)))
+        world.residency.poll()
+        world.residency.try_make_ready(facts.digest)
+    assert world.residency.tier_to_adapters == {"slot": 1, "host": 2, "disk": 7}
+    assert world.residency.tier_to_bytes == {"slot": 64, "host": 128, "disk": 100}
+    assert world.residency.tier_to_evictions == {"slot": 1, "host": 0, "disk": 3}

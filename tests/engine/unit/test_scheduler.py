@@ -462,7 +462,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not self.world.residency.is_draining(digest)
         assert self.world.pool.num_free == 12
         assert self.world.bank.bound == {}
-        assert self.world.residency.tier_to_bytes == {"slot": 0, "host": 0}
+        assert self.world.residency.tier_to_bytes == {"slot": 0, "host": 0, "disk": 0}
 
     def _note(self, events: list[TokenEvent]) -> None:
         self.ended += [event.request_id for event in events if event.finish]
