@@ -36,6 +36,7 @@ from loraplex_engine.models.decoder import lora_shapes
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.weights.index import read_header
+from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import AdapterPlan, LoraModule, SavedTensor, TensorRef, TokenRows
 from support import write_safetensors
 
@@ -314,13 +315,10 @@ PEFT_KINDS: dict[str, dict[str, Any]] = {
     "dora_bias": {"target_modules": ["q_proj", "k_proj"], "use_dora": True, "bias": "all"},
     "lora_bias": {"target_modules": ["q_proj", "v_proj"], "lora_bias": True},
     "bias_lora_only": {"target_modules": ["q_proj"], "bias": "lora_only"},
+    "bias_all": {"target_modules": ["o_proj"], "bias": "all"},
+    "patterns": {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"v_proj": 16}, "use_rslora": True},
+    "ends": {"target_modules": ["embed_tokens", "lm_head"]},
     "dora_ends": {"target_modules": ["embed_tokens", "lm_head", "q_proj"], "use_dora": True},
-}
-_SUFFIXES = {
-    "a": (".lora_A.weight", ".lora_embedding_A"),
-    "b": (".lora_B.weight", ".lora_embedding_B"),
-    "magnitude": (".lora_magnitude_vector", ".lora_magnitude_vector.weight"),
-    "bias": (".lora_B.bias",),
 }
 
 
@@ -338,10 +336,11 @@ def test_every_linear_is_what_peft_merges(kind: str, bases: dict[str, Path], tmp
         if parameter.requires_grad:
             parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
     model.save_pretrained(tmp_path / "peft", save_embedding_layers=False)
-    saved = load_file(tmp_path / "peft" / "adapter_model.safetensors")
-    world.tensors = {name: tensor.numpy() for name, tensor in saved.items()}
-    modules, biases = _plan_by_hand(world)
-    world.bind(world.plan(modules, biases=biases))
+    files = {file.name: file for file in (tmp_path / "peft").iterdir() if file.name != "README.md"}
+    report, plan = check_adapter(files, world.spec)
+    assert plan is not None, report
+    world.file = files["adapter_model.safetensors"]
+    world.bind(plan)
     merged = model.merge_and_unload().state_dict()
     for path, spec in world.spec.modules.items():
         if spec.kind == "norm":
@@ -351,22 +350,6 @@ def test_every_linear_is_what_peft_merges(kind: str, bases: dict[str, Path], tmp
         assert weight == pytest.approx(truth.T if spec.kind == "embedding" else truth, abs=2e-6), path
         if f"{path}.bias" in merged:
             assert bias == pytest.approx(merged[f"{path}.bias"].numpy(), abs=2e-6), path
-
-
-def _plan_by_hand(world: World) -> tuple[list[LoraModule], tuple[SavedTensor, ...]]:
-    modules, biases = [], []
-    for path in world.spec.modules:
-        found = {
-            role: TensorRef(name, "", (), 0, 0)
-            for role, suffixes in _SUFFIXES.items()
-            for suffix in suffixes
-            if (name := f"base_model.model.{path}{suffix}") in world.tensors
-        }
-        if found:
-            modules.append(LoraModule(path, 4, 1.5, **found))
-        names = (f"base_model.model.{path}.bias", f"base_model.model.{path}.base_layer.bias")
-        biases += [SavedTensor(path, TensorRef(name, "", (), 0, 0)) for name in names if name in world.tensors]
-    return modules, tuple(biases)
 
 
 @pytest.mark.parametrize("broken", ["zero norm", "huge magnitude", "two ways", "no place", "rows of a linear"])
