@@ -11,6 +11,7 @@ requests of an adapter that has its turn start together: a batch of them for eac
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _MIN_LEASE_S, _MAX_LEASE_S = 1.0, 5.0
 """Shorter leases double the median wait near the engine's capacity and hardly help the 95th percentile (simulated)."""
 _RECENT_S = 10.0
 _FADING = 0.99
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class Turns:
         self._protected: set[str | None] = set()
         self._yielding: set[str | None] = set()
         self._longest_s = 0.0
+        self._is_overcommitted = False
         self.num_forced = 0
 
     @property
@@ -89,6 +92,7 @@ class Turns:
         yielding = {slot.digest for slot in held[:num_needed]}
         self.num_forced += len(yielding - self._yielding)
         self._yielding = yielding
+        self._say_when_overcommitted(waiting)
 
     def try_start(self, request: Request) -> bool:
         """Whether the request's adapter is in a slot, or just got one, and takes new requests."""
@@ -126,6 +130,21 @@ class Turns:
         while self._wanted_at and next(iter(self._wanted_at.values())) < recent_at:
             self._wanted_at.popitem(last=False)
         return {*self._wanted_at, *self._residency.held_digests}
+
+    def _say_when_overcommitted(self, waiting: Sequence[Request]) -> None:
+        is_overcommitted = len(self.find_working_set()) > len(self._residency.slots.slots)
+        if is_overcommitted == self._is_overcommitted:
+            return
+        self._is_overcommitted = is_overcommitted
+        now = self.describe(waiting)
+        _log.info(
+            "%d adapters for %d slots %s; longest wait by the requests of late: %.1f s, of which the lease is %.1f s",
+            now.working_set,
+            now.slots,
+            "take turns" if is_overcommitted else "fit",
+            now.bound_s,
+            now.lease_s,
+        )
 
     def _find_waiting(self, waiting: Sequence[Request], since: float) -> set[str]:
         """Adapters in host memory whose requests have had their turn in the queue before `since`, but no slot."""

@@ -5,6 +5,7 @@ import pytest
 from loraplex_engine.core.module_group import GROUP_INDEX
 from loraplex_engine.lora.packed import LoadDone, PackedModule
 from loraplex_engine.lora.padding import EXACT, FORM_TO_TILE, PaddingMeter, Tile, needed_bytes, padding_ratio, row_work
+from loraplex_engine.ops.lora.segment import CHUNK_ROWS
 
 QV = [(8, 1152), (8, 768)]
 PATTERN = [(16, 1152), (4, 768)]
@@ -56,3 +57,7 @@ def test_gaps_between_matrices_are_counted_in_bytes() -> None:
     needed = 2 * (8 * 1152 + 4 * 768 + 2 * (49152 + 576)) + 4 * 192
     assert needed_bytes(_facts("a"), 2) == needed
     assert PaddingMeter("native", 2, _facts).bytes_ratio(["a"]) == pytest.approx(1 - needed / 224320)
+
+
+def test_tile_of_the_triton_form_is_that_of_its_segments() -> None:
+    assert FORM_TO_TILE["triton"].rows == CHUNK_ROWS

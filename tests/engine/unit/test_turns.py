@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 
 import pytest
@@ -141,6 +142,20 @@ def test_state_says_how_the_slots_are_shared() -> None:
     assert _schedule(world).request_s == pytest.approx(40 * STEP_S, abs=2 * STEP_S)
     world.clock.now += 20
     assert (_schedule(world).mode, _schedule(world).working_set) == ("resident", 0)
+
+
+def test_log_says_once_that_adapters_take_turns_and_how_long_one_waits(caplog: pytest.LogCaptureFixture) -> None:
+    world = _world("a", "b", num_slots=1)
+    with caplog.at_level(logging.INFO):
+        for digest in "abab":
+            world.request(f"{digest}{len(world.scheduler.waiting)}", digest=digest)
+        _run(world, 5)
+        world.clock.now += 20
+        _run(world, 2)
+    assert [record.message for record in caplog.records] == [
+        "2 adapters for 1 slots take turns; longest wait by the requests of late: 1.0 s, of which the lease is 1.0 s",
+        "1 adapters for 1 slots fit; longest wait by the requests of late: 1.1 s, of which the lease is 1.0 s",
+    ]
 
 
 def test_lease_grows_with_what_a_load_costs() -> None:
