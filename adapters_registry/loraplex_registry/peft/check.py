@@ -108,11 +108,7 @@ def _judge_weights_file(
             return None
         canonical, matched = judged
         hashes = _scan_tensors(file, table, findings)
-        if findings.has_failed("truncated"):
-            return None
-        name_to_sha256 = {tensor.name: tensor.sha256 for tensor in hashes}
-        judge_same(matched.same, name_to_sha256, file, findings)
-        dropped = judge_copies(matched.copies, name_to_sha256, base, findings)
+        dropped = _judge_equal_tensors(file, matched, hashes, base, findings)
     kept = [tensor for tensor in hashes if tensor.name not in dropped]
     digest = canonical_digest(
         base.fingerprint, canonical, kept, template_sha256=_hash_template(files.get(TEMPLATE_FILE))
@@ -172,6 +168,17 @@ def _scan_tensors(file: BinaryIO, table: TensorTable, findings: Findings) -> lis
             findings.fail("non_finite", message, ref.name)
     findings.settle("non_finite")
     return hashes
+
+
+def _judge_equal_tensors(
+    file: BinaryIO, matched: Matched, hashes: list[TensorHash], base: BaseSpec, findings: Findings
+) -> tuple[str, ...]:
+    """Judge what must equal another tensor or the base's; returns the copies that nobody needs."""
+    if findings.has_failed("truncated"):
+        return ()
+    name_to_sha256 = {tensor.name: tensor.sha256 for tensor in hashes}
+    judge_same(matched.same, name_to_sha256, file, findings)
+    return judge_copies(matched.copies, name_to_sha256, base, findings)
 
 
 def _hash_template(path: Path | None) -> str | None:

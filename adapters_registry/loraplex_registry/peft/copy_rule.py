@@ -6,7 +6,7 @@ copy would be another base.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
@@ -21,7 +21,7 @@ _WORD: dict[str, npt.DTypeLike] = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 
 
 def judge_copies(
-    copies: Iterable[MatrixCopy], name_to_sha256: Mapping[str, str], base: BaseSpec, findings: Findings
+    copies: Sequence[MatrixCopy], name_to_sha256: Mapping[str, str], base: BaseSpec, findings: Findings
 ) -> tuple[str, ...]:
     """Refuse (`base_mismatch`) each whole matrix that is not the base's, cast to the tensor's dtype.
 
@@ -37,8 +37,11 @@ def judge_copies(
             )
             findings.fail("base_mismatch", message, copy.ref.name)
         elif name_to_sha256[copy.ref.name] != expected:
-            message = f"{copy.ref.name} is not the matrix of {base.name}: train on this base, or name it in"
-            findings.fail("base_mismatch", f"{message} modules_to_save if it was trained.", copy.ref.name)
+            message = (
+                f"{copy.ref.name} is not the matrix of {base.name}: train on this base, or name it in modules_to_save "
+                "if it was trained."
+            )
+            findings.fail("base_mismatch", message, copy.ref.name)
     return tuple(sorted(copy.ref.name for copy in copies))
 
 
