@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 
-from platforms import LivePlatform, running_platform
+from platforms import LivePlatform, command_of, create_team, list_children, running_platform, wait_for
 
-QUESTION = [{"role": "user", "content": "Hello!"}]
-
-
-def list_children(pid: int) -> list[int]:
-    """All processes below `pid`."""
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found] + [below for child in found for below in list_children(int(child))]
-
-
-def command_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+QUESTION: Any = [{"role": "user", "content": "What is a library?"}]
 
 
 def is_running(pid: int) -> bool:
@@ -32,30 +22,43 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.1)
-
-
-def can_answer(platform: LivePlatform) -> bool:
+def ask(platform: LivePlatform, model: str) -> str | None:
+    """The likeliest answer, None while no engine serves."""
     try:
-        platform.openai().chat.completions.create(model="smollm2-135m", messages=QUESTION, max_tokens=1)
+        with platform.openai() as client:
+            answer = client.chat.completions.create(model=model, messages=QUESTION, max_tokens=12, temperature=0)
     except openai.APIStatusError as error:
         if error.status_code not in (502, 503):
             raise
-        return False
-    return True
+        return None
+    return answer.choices[0].message.content
 
 
-def test_killed_engine_comes_back_and_a_killed_supervisor_takes_all_along(smollm2_base: Path, tmp_path: Path) -> None:
+def ask_until_answered(platform: LivePlatform, model: str) -> str:
+    """The first answer that comes; nothing else is an answer."""
+    found: list[str] = []
+
+    def is_answered() -> bool:
+        found.extend(text for text in [ask(platform, model)] if text is not None)
+        return bool(found)
+
+    wait_for(is_answered, 120)
+    return found[0]
+
+
+def test_killed_engine_comes_back_with_its_adapters_and_a_killed_supervisor_takes_all_along(
+    smollm2_base: Path, tmp_path: Path
+) -> None:
     with running_platform(tmp_path / "data", "--max-model-len", "256", exit_code=-signal.SIGKILL) as platform:
+        models = [create_team(platform, f"team-{style}", style).name for style in ("pirate", "json")]
+        right = [ask(platform, model) for model in models]
+        assert len({*right, ask(platform, "smollm2-135m")}) == 3
         (engine,) = (pid for pid in list_children(platform.process.pid) if "loraplex_engine serve" in command_of(pid))
         below = list_children(engine)
         os.kill(engine, signal.SIGKILL)
-        wait_for(lambda: not any(map(is_running, below)), 10)
-        wait_for(lambda: can_answer(platform), 120)
+        with ThreadPoolExecutor(len(models)) as pool:
+            assert list(pool.map(lambda model: ask_until_answered(platform, model), models)) == right
+        assert not any(map(is_running, below))
         everything = list_children(platform.process.pid)
         assert len(everything) >= 3
         platform.process.kill()
