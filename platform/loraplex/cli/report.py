@@ -1,13 +1,19 @@
-"""A report on an adapter's files as a table: what failed first, then warnings, then how much passed."""
+"""A report on an adapter's files: what failed first, then warnings, how much passed, and which fields take effect."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from loraplex.cli.output import cell, clean
 from loraplex_registry.peft.report import Report
 
+_MAX_VALUE_LEN = 60
 _STYLES = {"fail": "red", "warn": "yellow", "pass": "green"}
 
 
@@ -34,3 +40,19 @@ def print_report(console: Console, report: Report, *, all_checks: bool = False) 
         console.print(table)
     num_passed = sum(check.verdict == "pass" for check in report.checks)
     console.print(f"[dim]{num_passed} of {len(report.checks)} checks passed; verdict: {report.verdict}[/dim]")
+    if fields := describe_honoured(report.honoured):
+        console.print(Text(f"in effect: {fields}", style="dim"))
+
+
+def describe_honoured(honoured: Mapping[str, Any]) -> str:
+    """Return the fields of the config that take effect, in one line; what is off, empty or absent is left out."""
+    return ", ".join(
+        name if value is True else f"{name}={_shorten(value)}" for name, value in honoured.items() if value
+    )
+
+
+def _shorten(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = "|".join(value)
+    text = str(cell(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+    return text if len(text) <= _MAX_VALUE_LEN else text[: _MAX_VALUE_LEN - 1] + "…"

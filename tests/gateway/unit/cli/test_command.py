@@ -12,6 +12,7 @@ from loraplex.cli.adapter_check import choose_base
 from loraplex.cli.app import main
 from loraplex.cli.engine_flag import EngineFlags
 from loraplex.cli.output import clean
+from loraplex.cli.report import describe_honoured
 from loraplex.client.errors import ClientError
 from loraplex.demo.batch import BatchProof, compare
 from loraplex.demo.next_step import build_hints
@@ -241,3 +242,22 @@ def test_module_and_script_are_the_same_command(run_python: Callable[[str], str]
         [sys.executable, "-m", "loraplex", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == run_python("from loraplex.version import __version__; print(__version__)").strip()
+
+
+def test_fields_in_effect_are_one_short_line_of_plain_text() -> None:
+    honoured = {
+        "r": 8,
+        "use_dora": True,
+        "use_rslora": False,
+        "layers_pattern": [],
+        "exclude_modules": None,
+        "target_modules": ["q_proj", "v_proj"],
+        "rank_pattern": {"layers.1.self_attn.q_proj": 4},
+        "modules_to_save": ["x\x1b[2J" * 20],
+    }
+    line = describe_honoured(honoured)
+    head, _, saved = line.partition(", modules_to_save=")
+    assert head == 'r=8, use_dora, target_modules=q_proj|v_proj, rank_pattern={"layers.1.self_attn.q_proj": 4}'
+    assert len(saved) == 60
+    assert saved.endswith("…")
+    assert "\x1b" not in line
