@@ -91,6 +91,27 @@ def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_ta
             assert same_bits(apart, fused)
 
 
+@dtypes
+def test_lora_of_any_rank_is_the_same_alone_on_one_thread_and_beside_any_rank(native, adapter, lora_table, dtype):
+    ops, table, ranks = native(dtype), lora_table(8, dtype, max_rank=256), [1, 3, 16, 17, 64, 129, 255, 256]
+    modules = ("q_proj", "k_proj", "v_proj", "down_proj")
+    for slot, rank in enumerate(ranks):
+        adapter(dict.fromkeys(modules, rank), dtype, "gc" if slot % 2 else "").put(table, slot)
+    slots, threads = [row % 8 for row in range(48)], torch.get_num_threads()
+    for group, k, o in _GROUPS:
+        x, y = torch.randn(48, k).to(dtype), torch.randn(48, o).to(dtype)
+        alone = y.clone()
+        torch.set_num_threads(1)
+        for row, slot in enumerate(slots):
+            ops.lora_add(x[row : row + 1], alone[row : row + 1], table, 0, group, build_segments([slot]))
+        torch.set_num_threads(threads)
+        for _ in range(NUM_MIXES):
+            rows = random.sample(range(48), k=random.choice([1, 2, 3, 9, 16, 48]))
+            mixed = y[rows]
+            ops.lora_add(x[rows], mixed, table, 0, group, build_segments([slots[row] for row in rows]))
+            assert same_bits(mixed, alone[rows])
+
+
 _GROUPS = (("qkv", 37, 86), ("down", 67, 600))
 
 

@@ -265,7 +265,10 @@ void launch_lora(const Tensor& x, const Tensor& v, const Tensor& y, const Tensor
                           num_slices,
                           max_rank,
                           x.defined() ? x.size(1) : 0,
-                          y.defined() ? y.size(1) : 0};
+                          y.defined() ? y.size(1) : 0,
+                          model.element_size(),
+                          x.defined(),
+                          y.defined()};
   by_dtype(model, [&](auto zero) {
     using T = decltype(zero);
     run_lora(launch, x.defined() ? data<T>(x) : nullptr, data<float>(v), y.defined() ? data<T>(y) : nullptr,
