@@ -32,6 +32,9 @@ SHAPES = {
     "gate_up": GroupShape(HIDDEN, (INTERMEDIATE, INTERMEDIATE)),
     "down": GroupShape(INTERMEDIATE, (HIDDEN,)),
 }
+ENDS = {"embedding": GroupShape(VOCAB, (HIDDEN,)), "head": GroupShape(HIDDEN, (VOCAB,))}
+"""Groups that none of the adapters here targets."""
+
 RANKS = (4, 8, 8, 8, 8, 16, 16, 64)
 BLOCK = 16
 
@@ -49,7 +52,7 @@ class Base:
         self.gain = torch.ones(HIDDEN, dtype=dtype)
         angles = torch.outer(torch.arange(8192), 1e-4 ** torch.linspace(0, 1, DIM // 2))
         self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-        self.table = LoraTable(len(RANKS), LAYERS, SHAPES, max(RANKS), dtype)
+        self.table = LoraTable(len(RANKS), LAYERS, SHAPES | ENDS, max(RANKS), dtype)
         for slot, rank in enumerate(RANKS):
             self._load(slot, rank)
 
