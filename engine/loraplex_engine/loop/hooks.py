@@ -5,7 +5,6 @@ Exists only in a core that was started with LORAPLEX_TEST_HOOKS=1. `Hooks` is th
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from pathlib import Path
 
@@ -65,9 +64,10 @@ class Hooks:
                 return {"id": request_id, "after_tokens": after_tokens}
 
     def _bind(self, path: str) -> str:
-        if "\0" in path or not os.path.isabs(path) or not Path(path).is_dir():  # noqa: PTH117
+        folder = Path(path)
+        if not folder.is_absolute() or not folder.is_dir():
             raise InvalidRequestError("`path` must be the absolute path of a folder on the engine's machine.")
-        return self._disk.put(Path(path))
+        return self._disk.put(folder)
 
     def _doom(self, request_id: str, after_tokens: int) -> None:
         if after_tokens < 0:

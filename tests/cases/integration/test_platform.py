@@ -176,7 +176,7 @@ def test_b050_deleting_under_streams_never_changes_who_answers(desk: Desk) -> No
 
 @pytest.mark.endure
 def test_b052_no_request_begins_after_its_name_is_gone(desk: Desk, long: Long) -> None:
-    for _ in range(int(long(8, 200))):
+    for _ in range(int(long(5, 200))):
         desk.push("brief", "F02")
         is_gone = threading.Event()
 
