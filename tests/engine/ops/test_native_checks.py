@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from loraplex_engine.ops.lora.segment import Segments, build_segments
+from loraplex_engine.ops.lora.segment import build_segments
 
 F32 = torch.float32
 
@@ -78,6 +78,6 @@ def test_lora_refuses_rows_and_widths_outside(native, adapter, lora_table):
         add(x, y, table, 1, "qkv", good)
     with pytest.raises(IndexError, match="slot 1 is empty"):
         add(x, y, table, 0, "qkv", build_segments([1, 0, 0]))
-    outside = Segments(torch.tensor([0, 3], dtype=torch.int32), good.starts, good.slots)
+    outside = dataclasses.replace(good, token_indices=torch.tensor([0, 3], dtype=torch.int32))
     with pytest.raises(RuntimeError, match=r"token_indices\[1\] = 3"):
         add(x, y, table, 0, "qkv", outside)

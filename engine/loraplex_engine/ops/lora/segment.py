@@ -1,17 +1,26 @@
 """Which rows of a step use which slot, as sorted runs: the shape in which LoRA kernels want to know it.
 
-Built once per step on the host; the same segments serve every layer.
+Built once per step on the host; the same segments serve every layer. `SegmentBuffers` keeps them at fixed addresses,
+where a captured CUDA graph finds them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loraplex_engine.core.request import NO_SLOT
+
+CHUNK_ROWS = 16
+"""Rows that one program of a GPU kernel takes at most, so that a long prefill is as many programs as it has chunks."""
+
+IntArray = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class Segments:
     """[S + 1] int32, first 0, last T_lora."""
     slots: Tensor
     """[S] int32, ascending, all different."""
+    chunks: Tensor
+    """[C, 3] int32, the segments in pieces of `CHUNK_ROWS`: slot, first position in `token_indices`, number of rows."""
 
     @property
     def num_rows(self) -> int:
@@ -50,13 +61,90 @@ def build_segments(slot_of_row: Sequence[int], device: torch.device | str = "cpu
     Returns:
         The segments, or None when no row has an adapter (the step skips LoRA).
     """
-    rows = sorted((row for row, slot in enumerate(slot_of_row) if slot != NO_SLOT), key=lambda row: slot_of_row[row])
-    if not rows:
-        return None
-    starts = [i for i, row in enumerate(rows) if i == 0 or slot_of_row[row] != slot_of_row[rows[i - 1]]]
-    slots = [slot_of_row[rows[i]] for i in starts]
-    return Segments(
-        token_indices=torch.tensor(rows, dtype=torch.int32, device=device),
-        starts=torch.tensor([*starts, len(rows)], dtype=torch.int32, device=device),
-        slots=torch.tensor(slots, dtype=torch.int32, device=device),
+    arrays = _group_rows(slot_of_row)
+    return (
+        None if arrays is None else Segments(*(torch.from_numpy(array.astype(np.int32)).to(device) for array in arrays))
     )
+
+
+class SegmentBuffers:
+    """The segments of one step after another, at addresses that stay: only the last `fill` is valid."""
+
+    def __init__(self, max_rows: int, num_slots: int, device: torch.device | str) -> None:
+        """Reserve the memory.
+
+        Args:
+            max_rows: the most rows of a step.
+            num_slots: N.
+            device: where the kernels run.
+        """
+        self._num_slots = num_slots
+        num_segments = min(num_slots, max_rows)
+        shapes = ((max_rows,), (num_segments + 1,), (num_segments,), (max_chunks(max_rows, num_slots), 3))
+        size = sum(math.prod(shape) for shape in shapes)
+        # one tensor, so that a step is one copy
+        self._host = torch.zeros(size, dtype=torch.int32)
+        self._device = torch.zeros(size, dtype=torch.int32, device=device)
+        self._host_parts = [part.numpy() for part in _cut_up(self._host, shapes)]
+        self._parts = _cut_up(self._device, shapes)
+
+    def fill(self, slot_of_row: Sequence[int], bucket: int | None = None) -> Segments | None:
+        """Group the rows of a step by slot; overwrites what `fill` returned before.
+
+        Args:
+            slot_of_row: slot of each row, `NO_SLOT` for base rows, [T], T at most `max_rows`.
+            bucket: T or more. The shapes of `token_indices` and `chunks` are then those of the worst step of so many
+                rows, which one graph serves: chunks past the last have no rows, and kernels skip them.
+
+        Returns:
+            The segments, or None when no row has an adapter (the step skips LoRA).
+        """
+        arrays = _group_rows(slot_of_row)
+        if arrays is None:
+            return None
+        for part, array in zip(self._host_parts, arrays, strict=True):
+            part[: len(array)] = array
+        token_indices, starts, slots, chunks = arrays
+        num_rows, num_chunks = len(token_indices), len(chunks)
+        if bucket is not None:
+            assert len(slot_of_row) <= bucket, "a bucket holds the whole step"
+            num_rows, num_chunks = bucket, max_chunks(bucket, self._num_slots)
+        self._host_parts[-1][len(chunks) :] = 0
+        self._device.copy_(self._host)
+        lengths = (num_rows, len(starts), len(slots), num_chunks)
+        return Segments(*(part[:length] for part, length in zip(self._parts, lengths, strict=True)))
+
+
+def max_chunks(num_rows: int, num_slots: int) -> int:
+    """The most chunks into which a step of so many rows can fall."""
+    num_segments = min(num_rows, num_slots)
+    return num_segments + (num_rows - num_segments) // CHUNK_ROWS
+
+
+def _cut_up(memory: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of these shapes, one behind the other."""
+    parts = torch.split(memory, [math.prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _group_rows(slot_of_row: Sequence[int]) -> tuple[IntArray, IntArray, IntArray, IntArray] | None:
+    """The fields of `Segments`, on the host."""
+    slots = np.asarray(slot_of_row, dtype=np.int32)
+    # base rows sort first
+    rows = np.argsort(slots, kind="stable")[np.count_nonzero(slots == NO_SLOT) :]
+    if not len(rows):
+        return None
+    sorted_slots = slots[rows]
+    assert sorted_slots[0] >= 0, f"{sorted_slots[0]} is no slot"
+    starts = np.flatnonzero(np.diff(sorted_slots, prepend=NO_SLOT, append=np.iinfo(np.int32).max))
+    segment_slots = sorted_slots[starts[:-1]]
+    return rows, starts, segment_slots, _cut(starts, segment_slots)
+
+
+def _cut(starts: IntArray, slots: IntArray) -> IntArray:
+    """Cut segments into chunks, [C, 3]."""
+    num_chunks = -(-np.diff(starts) // CHUNK_ROWS)
+    segment = np.repeat(np.arange(len(slots)), num_chunks)
+    nth_of_segment = np.arange(len(segment)) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
+    begin = starts[segment] + CHUNK_ROWS * nth_of_segment
+    return np.stack((slots[segment], begin, np.minimum(CHUNK_ROWS, starts[segment + 1] - begin)), axis=1)
