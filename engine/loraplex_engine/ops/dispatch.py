@@ -7,6 +7,7 @@ on the CPU is served by the naive form, so that the whole model can run as its o
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -84,10 +85,27 @@ def _cpu_kernels() -> Kernels:
     )
 
 
+def _cuda_kernels() -> Kernels:
+    if importlib.util.find_spec("triton") is None:
+        return _torch_kernels()
+    from loraplex_engine.ops.lora import triton_form
+
+    return replace(
+        _torch_kernels(),
+        name="triton",
+        lora_shrink=triton_form.lora_shrink,
+        lora_expand=triton_form.lora_expand,
+        lora_add=triton_form.lora_add,
+    )
+
+
 _BUILDERS: Mapping[tuple[str, torch.dtype], Callable[[], Kernels]] = {
     ("cpu", torch.float32): _cpu_kernels,
     ("cpu", torch.bfloat16): _cpu_kernels,
     ("cpu", torch.float64): _naive_kernels,
+    ("cuda", torch.float32): _cuda_kernels,
+    ("cuda", torch.bfloat16): _cuda_kernels,
+    ("cuda", torch.float16): _cuda_kernels,
 }
 
 

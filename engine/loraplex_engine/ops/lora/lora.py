@@ -28,10 +28,11 @@ def lora_shrink(x: Tensor, table: LoraTable, layer: int, group: str, segments: S
 
     Returns:
         [T_lora, slices * max_rank] float32, rows in the order of `segments.token_indices`; slice `i` begins at column
-        `i * max_rank`; columns at or past a module's rank hold anything.
+        `i * max_rank`; columns at or past a module's rank hold anything. The Triton form leaves the sum over K in
+        parts, [planes, T_lora, slices * max_rank], which its expand adds up in order.
 
     Raises:
-        IndexError: a segment names an empty slot.
+        IndexError: a segment names an empty slot. (A GPU cannot raise: there expand makes such rows NaN.)
     """
     return kernels_for(x).lora_shrink(x, table, layer, group, segments)
 
