@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import shutil
 import warnings
@@ -58,7 +59,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 """Adapter kinds that are served: ranks 1 to 64, every subset's shape, rsLoRA, patterns, single layers, regex."""
 
-INVOCATION = [7, 11, 5]
+INVOCATION = [260, 314, 253]
 """Tokens that invoke the aLoRA kinds."""
 
 SPECIAL_KINDS: dict[str, dict[str, Any]] = {
@@ -82,7 +83,7 @@ SPECIAL_KINDS: dict[str, dict[str, Any]] = {
     "saved_embedding": {"r": 8, "lora_alpha": 16, "target_modules": QV, "modules_to_save": ["embed_tokens"]},
     "saved_norms": {"r": 8, "lora_alpha": 16, "target_modules": QV, "modules_to_save": ["norm"]},
     "saved_layernorm": {"r": 8, "lora_alpha": 16, "target_modules": SEVEN, "modules_to_save": ["input_layernorm"]},
-    "tokens": {"r": 8, "lora_alpha": 16, "target_modules": QV, "trainable_token_indices": [9, 4, 31]},
+    "tokens": {"r": 8, "lora_alpha": 16, "target_modules": QV, "trainable_token_indices": [281, 28, 264]},
     "alora": {"r": 16, "lora_alpha": 32, "target_modules": SEVEN, "alora_invocation_tokens": INVOCATION},
     "everything": {
         "r": 8,
@@ -221,11 +222,11 @@ class SavedJudge:
     """The base in transformers with one adapter at a time, each as PEFT reads it back from its own folder."""
 
     def __init__(self, base: Path, kinds: dict[str, dict[str, Any]], out: Path, *, std: float) -> None:
-        self._base = base
+        self._base = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         self.folders = {name: out / name for name in kinds}
         for seed, (name, fields) in enumerate(kinds.items()):
             with _quiet():
-                model = get_peft_model(self._load_base(), LoraConfig(task_type="CAUSAL_LM", **fields))
+                model = get_peft_model(copy.deepcopy(self._base), LoraConfig(task_type="CAUSAL_LM", **fields))
                 _train(model, seed, std)
                 model.save_pretrained(out / name)
 
@@ -233,11 +234,8 @@ class SavedJudge:
     def logits(self, ids_list: list[list[int]], name: str) -> list[Tensor]:
         """float32 [len(ids), V] of one adapter for each prompt."""
         with _quiet():
-            model = PeftModel.from_pretrained(self._load_base(), self.folders[name]).eval()
+            model = PeftModel.from_pretrained(copy.deepcopy(self._base), self.folders[name]).eval()
         return [model(input_ids=torch.tensor([ids])).logits[0] for ids in ids_list]
-
-    def _load_base(self) -> Any:
-        return AutoModelForCausalLM.from_pretrained(self._base, dtype=torch.float32)
 
 
 @contextlib.contextmanager
@@ -255,11 +253,8 @@ def _train(model: PeftModel, seed: int, std: float) -> None:
         if parameter.requires_grad:
             noise = torch.randn(parameter.shape, generator=generator)
             is_factor = ".lora_A." in path or ".lora_B." in path or ".lora_embedding_" in path
-            parameter.data = noise * std if is_factor else parameter.data + noise * _spread(parameter)
-
-
-def _spread(parameter: Tensor) -> float:
-    return 0.3 * max(float(parameter.float().pow(2).mean().sqrt()), 0.05)
+            spread = 2 * std * max(float(parameter.pow(2).mean().sqrt()), 0.05)
+            parameter.data = noise * std if is_factor else parameter.data + noise * spread
 
 
 def assert_logits_close(ours: Tensor, reference: Tensor, *, atol: float, gap: float, name: str | None = None) -> None:

@@ -3,32 +3,89 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from torch import Tensor
 
-from engines import KINDS, EngineWorld, PeftJudge, assert_greedy_matches, assert_logits_close, text_ids
+from engines import (
+    INVOCATION,
+    KINDS,
+    SPECIAL_KINDS,
+    EngineWorld,
+    PeftJudge,
+    SavedJudge,
+    assert_greedy_matches,
+    assert_logits_close,
+    text_ids,
+)
 from loraplex_engine.bases.pull import pull
 
 Row = tuple[list[int], str | None]
 TINY = {"atol": 1e-4, "gap": 1e-3}
 REAL = {"atol": 1e-3, "gap": 2e-3}
+ALL_KINDS = [*KINDS, *SPECIAL_KINDS]
+_TEXT = """The mill stood at the bend of the river, and for eighty years its wheel had turned the grain of the valley
+into flour. When the last miller died, his daughter came back from the city to sell it. She meant to stay for three
+days. On the first evening she heard water in the walls, and on the second she found the letters that her mother had
+never sent."""
 
 
 class Setting:
-    """A base, the judge's adapters on it, and twelve or more rows that mix all kinds and the base."""
+    """A base, the judges' adapters on it, and rows that mix all kinds and the base."""
 
-    def __init__(self, base: Path, tmp: Path, std: float, tolerance: dict[str, float], **settings: int) -> None:
-        self.base, self.tmp = base, tmp
-        self.judge = PeftJudge(base, KINDS, tmp / "peft", std=std)
-        self.world = EngineWorld(base, tmp / "cache", max_loras=len(KINDS), max_num_seqs=32, **settings)
-        self.digest_of = {None: None, **{name: self.world.put(folder) for name, folder in self.judge.folders.items()}}
-        self.tolerance = tolerance
-        vocab = self.judge.model.config.vocab_size  # type: ignore[union-attr]
+    def __init__(
+        self,
+        base: Path,
+        tmp: Path,
+        token_ids: Sequence[int],
+        std: float,
+        tolerance: dict[str, float],
+        num_mixes: int,
+        **settings: int,
+    ) -> None:
+        self.base, self.tmp, self.settings = base, tmp, settings
+        self.tolerance, self.num_mixes = tolerance, num_mixes
+        self._plain = PeftJudge(base, KINDS, tmp / "peft", std=std)
+        self._saved = SavedJudge(base, SPECIAL_KINDS, tmp / "saved", std=std)
+        self.folders = {**self._plain.folders, **self._saved.folders}
+        self.world, self.digest_of = self.build_world("float32")
         rng = random.Random(0)
-        names: list[str | None] = [None, *KINDS, None, "r8_seven", "r64_seven"]
-        self.rows = [([rng.randrange(3, vocab) for _ in range(rng.randint(5, 30))], name) for name in names]
+        names: list[str | None] = [None, *ALL_KINDS, None, "r8_seven", "r64_seven"]
+        self.rows: list[Row] = [(_prompt(rng, token_ids), name) for name in names]
+        self.references = self.judge([ids for ids, _ in self.rows])
+
+    def build_world(self, dtype: str) -> tuple[EngineWorld, dict[str | None, str | None]]:
+        """An engine in a dtype that has a slot for each kind, and the kinds' digests."""
+        settings = {"max_loras": len(ALL_KINDS), "max_num_seqs": 32, **self.settings}
+        world = EngineWorld(self.base, self.tmp / dtype, dtype=dtype, **settings)
+        return world, {None: None, **{name: world.put(folder) for name, folder in self.folders.items()}}
+
+    def judge(self, prompts: list[list[int]]) -> list[Tensor]:
+        """PEFT's logits for one prompt of each of the rows."""
+        names = [name for _, name in self.rows]
+        logits = [torch.empty(0)] * len(names)
+        for name in dict.fromkeys(names):
+            indices = [index for index, other in enumerate(names) if other == name]
+            for index, found in zip(indices, self.ask([prompts[i] for i in indices], name), strict=True):
+                logits[index] = found
+        return logits
+
+    def ask(self, prompts: list[list[int]], name: str | None) -> list[Tensor]:
+        """PEFT's logits of one adapter, or of the base."""
+        if name in SPECIAL_KINDS:
+            return self._saved.logits(prompts, name)
+        return [self._plain.logits(ids, name) for ids in prompts]
+
+
+def _prompt(rng: random.Random, token_ids: Sequence[int]) -> list[int]:
+    """Parts of a text around tokens that the special kinds look for; the invocation stands there twice."""
+    starts = [rng.randrange(len(token_ids) - 8) for _ in range(3)]
+    parts = [list(token_ids[start : start + rng.randint(2, 8)]) for start in starts]
+    return [*parts[0], *INVOCATION, *parts[1], 281, 28, *INVOCATION, 264, *parts[2]]
 
 
 @pytest.fixture(scope="module", params=["tiny_llama", "tiny_tied", "tiny_qwen2", "smollm2_base"])
@@ -36,56 +93,63 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     tmp = tmp_path_factory.mktemp("parity")
     source: Path = request.getfixturevalue(request.param)
     if request.param == "smollm2_base":
-        return Setting(source, tmp, 0.03, REAL)
-    return Setting(pull(str(source), tmp / "bases"), tmp, 0.15, TINY, cpu_threads=1)
+        # words that a language model knows: on others its attention is so sharp that float32 itself is off by 3e-3
+        text = Tokenizer.from_file(str(source / "tokenizer.json")).encode(_TEXT).ids
+        return Setting(source, tmp, text, 0.03, REAL, num_mixes=3)
+    return Setting(pull(str(source), tmp / "bases"), tmp, range(3, 300), 0.15, TINY, num_mixes=50, cpu_threads=1)
 
 
 def test_every_row_of_a_mixed_batch_equals_peft(setting: Setting) -> None:
     ours = setting.world.score([(ids, setting.digest_of[name]) for ids, name in setting.rows])
-    for logits, (ids, name) in zip(ours, setting.rows, strict=True):
-        assert_logits_close(logits, setting.judge.logits(ids, name), **setting.tolerance)
+    for logits, reference, (_, name) in zip(ours, setting.references, setting.rows, strict=True):
+        assert_logits_close(logits, reference, name=name, **setting.tolerance)
 
 
 def test_adapters_change_the_answer_far_beyond_the_tolerance(setting: Setting) -> None:
-    ids = setting.rows[0][0]
-    base = setting.judge.logits(ids, None)
-    for name in KINDS:
-        assert (setting.judge.logits(ids, name) - base).abs().max() > 100 * setting.tolerance["atol"], name
+    for reference, (ids, name) in zip(setting.references, setting.rows, strict=True):
+        if name is not None:
+            (base,) = setting.ask([ids], None)
+            assert (reference - base).abs().max() > 100 * setting.tolerance["atol"], name
 
 
 def test_greedy_tokens_of_a_mixed_batch_equal_peft(setting: Setting) -> None:
     requests = [setting.world.request(ids, setting.digest_of[name], 32) for ids, name in setting.rows]
     events = setting.world.run(requests)
+    ours = [text_ids(events[request.request_id]) for request in requests]
+    references = setting.judge([ids + more for (ids, _), more in zip(setting.rows, ours, strict=True)])
     num_compared = 0
-    for request, (ids, name) in zip(requests, setting.rows, strict=True):
-        ours = text_ids(events[request.request_id])
-        assert len(ours) == 32
-        reference = setting.judge.logits(ids + ours, name)
-        num_compared += assert_greedy_matches(ours, reference, len(ids), gap=setting.tolerance["gap"])
-    assert num_compared >= 0.9 * 32 * len(requests)
+    for (ids, name), more, reference in zip(setting.rows, ours, references, strict=True):
+        assert len(more) == 32
+        if name == "alora" and _invokes_again(more):
+            continue
+        num_compared += assert_greedy_matches(more, reference, len(ids), gap=setting.tolerance["gap"])
+    assert num_compared >= 0.9 * 32 * (len(requests) - 1)
 
 
-def test_a_row_has_the_same_bits_alone_and_in_fifty_random_mixes(setting: Setting) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_random_mixes(setting: Setting) -> None:
     world = setting.world
     rows: list[Row] = [(ids, setting.digest_of[name]) for ids, name in setting.rows]
     alone = [world.score([row])[0] for row in rows]
     rng = random.Random(1)
-    for _ in range(50):
-        chosen = rng.sample(range(len(rows)), rng.randint(2, len(rows)))
+    for _ in range(setting.num_mixes):
+        chosen = rng.sample(range(len(rows)), rng.randint(2, 16))
         for index, logits in zip(chosen, world.score([rows[index] for index in chosen]), strict=True):
             assert torch.equal(logits, alone[index]), setting.rows[index][1]
 
 
 def test_bfloat16_chooses_as_peft_unless_nearly_tied(setting: Setting) -> None:
-    world = EngineWorld(setting.base, setting.tmp / "bf16", dtype="bfloat16", max_loras=len(KINDS), max_num_seqs=32)
-    digest_of = {None: None, **{name: world.put(folder) for name, folder in setting.judge.folders.items()}}
+    world, digest_of = setting.build_world("bfloat16")
     num_clear = 0
-    for logits, (ids, name) in zip(
-        world.score([(ids, digest_of[name]) for ids, name in setting.rows]), setting.rows, strict=True
-    ):
-        reference = setting.judge.logits(ids, name)
+    scores = world.score([(ids, digest_of[name]) for ids, name in setting.rows])
+    for logits, reference, (_, name) in zip(scores, setting.references, setting.rows, strict=True):
         top = reference.topk(2, dim=-1).values
         clear = top[:, 0] - top[:, 1] > 0.25
         num_clear += int(clear.sum())
         assert torch.equal(logits.argmax(-1)[clear], reference.argmax(-1)[clear]), name
     assert num_clear > 50
+
+
+def _invokes_again(ids: list[int]) -> bool:
+    """Whether an answer invokes the adapter once more: PEFT, asked about prompt and answer, would begin there."""
+    num = len(INVOCATION)
+    return any(ids[i : i + num] == INVOCATION for i in range(len(ids)))
