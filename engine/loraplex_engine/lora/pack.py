@@ -103,7 +103,9 @@ class _Packer:
 
     def pack_modules(self, plan: AdapterPlan) -> tuple[PackedModule, ...]:
         biases = {saved.path: saved.ref for saved in plan.biases}
-        modules = [self._pack_lora(module, biases.pop(module.path, None)) for module in plan.modules]
+        # in the order in which a step reads them: a processor fetches ahead what lies ahead
+        in_order = sorted(plan.modules, key=lambda module: _get_place(module.path))
+        modules = [self._pack_lora(module, biases.pop(module.path, None)) for module in in_order]
         return (*modules, *(self._pack_bias(path, ref) for path, ref in biases.items()))
 
     def pack_replaced(self, plan: AdapterPlan) -> tuple[tuple[PackedNorm, ...], tuple[PackedRows, ...]]:
