@@ -28,6 +28,10 @@ _MAX_IDLE_MS = 200
 _WAITING_MS = 10
 _CHECK_EVERY_S = 10.0
 
+_LOAD_PATIENCE_S = 0.2
+_REST_SHARE, _MAX_REST_S = 0.12, 0.01
+"""A step that rests for loads lasts at most this share longer, and this many seconds."""
+
 
 def run_core(launch: CoreLaunch) -> int:
     """Build the engine, tell the front, and serve until told to drain or until the front is gone.
@@ -87,6 +91,7 @@ class CoreLoop:
     def turn(self) -> None:
         """Hear what has arrived, make one step, tell what came of it."""
         self._hear(self._patience_ms())
+        started_at = time.monotonic()
         events = self._engine.step()
         if self._hooks is not None:
             events += self._hooks.kill_doomed()
@@ -98,7 +103,13 @@ class CoreLoop:
             for call_id in self._drain_calls:
                 self._send(wire.Reply(call_id, {"drained": True}))
             self._drain_calls.clear()
+        self._leave_room_for_loads(time.monotonic() - started_at)
         self._check_when_idle()
+
+    def _leave_room_for_loads(self, step_s: float) -> None:
+        """Rest a little after a step while a load gets nowhere: at SCHED_IDLE it has only what the steps leave over."""
+        if self._engine.has_running and self._engine.residency.oldest_load_s > _LOAD_PATIENCE_S:
+            time.sleep(min(_MAX_REST_S, _REST_SHARE * step_s))
 
     def _check_when_idle(self) -> None:
         """Assert now and then that nothing leaked; a core that has lost count ends, and its front starts another."""

@@ -61,7 +61,7 @@ class Residency:
         self._clock = clock
         self._on_loaded = on_loaded
         self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
-        self._loading: set[str] = set()
+        self._loading: dict[str, float] = {}
         self._wanted: tuple[str, ...] = ()
         self._holds: Counter[str] = Counter()
         self._leaving: set[str] = set()
@@ -85,6 +85,11 @@ class Residency:
     def loading_digests(self) -> tuple[str, ...]:
         """Digests on their way to host memory."""
         return tuple(sorted(self._loading))
+
+    @property
+    def oldest_load_s(self) -> float:
+        """For how long the oldest load has been on its way, seconds; 0 without one."""
+        return self._clock() - min(self._loading.values()) if self._loading else 0.0
 
     @property
     def held_digests(self) -> Iterable[str]:
@@ -171,7 +176,7 @@ class Residency:
         """Start to bring a digest to host memory unless it is there, on its way, or lately failed."""
         if digest in self._host or digest in self._loading or self.find_failure(digest) is not None:
             return
-        self._loading.add(digest)
+        self._loading[digest] = self._clock()
         self._loader.start(digest)
 
     def unpin(self, slot_id: int) -> None:
@@ -214,7 +219,7 @@ class Residency:
         """Take in finished loads; returns the digests that failed, whose waiting requests must be told."""
         failed = []
         for result in self._loader.take_finished():
-            self._loading.discard(result.digest)
+            self._loading.pop(result.digest, None)
             if isinstance(result, PackedAdapter):
                 self._admit(result)
                 self._on_loaded(result.facts)
@@ -228,7 +233,7 @@ class Residency:
     def check_integrity(self) -> None:
         """Assert that a digest is in one stage of its way and that the caps hold."""
         self.slots.check_integrity()
-        assert self._loading.isdisjoint(self._host)
+        assert self._loading.keys().isdisjoint(self._host)
         assert all(slot.digest in self._host for slot in self.slots.slots if slot.digest is not None)
         assert all(count > 0 for count in self._holds.values())
         assert all(digest in self._holds or digest in self._loading for digest in self._leaving)
