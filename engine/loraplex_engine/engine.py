@@ -214,6 +214,8 @@ class Engine:
         for row in plan.rows:
             if row.request.request_id in result.invalid:
                 self._blame.suspect(row.request)
+        # before requests end: a dropped adapter goes with the last of them, and its facts too
+        self._padding.observe_step(plan.count_adapter_rows())
         events = self.scheduler.update(plan, result)
         self._observe_step(plan, result)
         return events
@@ -231,7 +233,6 @@ class Engine:
         self.metrics.step_requests.observe(len(plan.rows))
         self.metrics.step_adapters.observe(plan.num_adapters)
         self.metrics.base_gemms.inc(result.num_base_gemms)
-        self._padding.observe_step(plan.count_adapter_rows())
         for gap_s in self.scheduler.take_token_gaps():
             self.metrics.inter_token_s.observe(gap_s)
 

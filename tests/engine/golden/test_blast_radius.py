@@ -1,4 +1,4 @@
-"""An adapter whose numbers overflow ends its own requests and nothing else."""
+"""What happens to one adapter, numbers that overflow or a drop, ends its own requests at most and nothing else."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def test_neighbours_of_an_adapter_that_overflows_keep_their_tokens_and_it_is_qua
     # as if the bad one had held every block before
     world.engine.poison()
     assert [text_ids(next(iter(world.run([world.request(*row)]).values()))) for row in rows] == alone
+
+
+def test_an_adapter_that_was_dropped_answers_the_one_step_that_waited_for_it_and_is_gone(
+    world: EngineWorld, tiny_llama: Path, tmp_path: Path
+) -> None:
+    digest = _put(world, tiny_llama, tmp_path / "good", 0.2)
+    request = world.request(PROMPT, digest, max_tokens=1)
+    world.engine.add(request)
+    world.engine.residency.drop(digest)
+    (end,) = world.finish([request.request_id])[request.request_id]
+    assert (end.finish, len(end.token_ids)) == ("length", 1)
+    assert world.engine.residency.host_digests == ()
 
 
 def _idle(world: EngineWorld) -> None:
