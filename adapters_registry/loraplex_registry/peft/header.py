@@ -127,6 +127,10 @@ def _take_metadata(entries: dict[str, Any], subject: str) -> dict[str, str]:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _header_fault("its __metadata__ is not a map of strings", subject)
+    try:
+        check_text("".join((*metadata, *metadata.values())))
+    except JsonError as error:
+        raise _header_fault(f"in its __metadata__ {error}", subject) from None
     return metadata
 
 

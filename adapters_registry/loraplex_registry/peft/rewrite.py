@@ -32,7 +32,8 @@ def drop_tensors(source: Path, target: Path, names: Collection[str]) -> None:
     for ref in kept:
         start, stop = stop, stop + ref.stop - ref.start
         header[ref.name] = {"dtype": ref.dtype, "shape": list(ref.shape), "data_offsets": [start, stop]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    # NOTE: as it is, so that no header grows past the limit that every reader holds it to
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with source.open("rb") as reader, target.open("wb") as writer:
         writer.write(len(text).to_bytes(8, "little") + text)

@@ -86,6 +86,7 @@ def test_padding_after_the_header_s_object_and_empty_tensors_are_fine(tmp_path: 
         ({"a\0": entry([2], 0, 8)}, 8, "header", "NUL"),
         ({"__metadata__": {"a": 1}}, 0, "header", "__metadata__"),
         ({"__metadata__": []}, 0, "header", "__metadata__"),
+        ({"__metadata__": {"a": "\ud800"}}, 0, "header", "surrogate"),
     ],
 )
 def test_a_header_that_does_not_describe_its_file_is_refused(

@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from loraplex_registry.peft.check import check_adapter
+from loraplex_registry.peft.header import MAX_HEADER_BYTES, read_header
 from loraplex_registry.peft.report import Report
 from loraplex_registry.peft.rewrite import drop_tensors
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, LoraModule, ModuleSpec, TensorRef
@@ -328,6 +330,17 @@ def test_copies_of_the_base_s_matrices_are_dropped_and_leave_the_digest_alone(tm
     kept.rename(tmp_path / "adapter_model.safetensors")
     plan = plan_of(tmp_path, base)
     assert (plan.digest, plan.dropped, len(plan.modules)) == (whole.digest, (), 2)
+
+
+def test_a_file_that_was_written_again_has_a_header_no_longer_than_before(tmp_path: Path) -> None:
+    metadata = {"note": "\u00e9" * (MAX_HEADER_BYTES // 3), "escaped": '\n\x01\x7f"\\\u2028'}
+    arrays = {name: np.zeros(1, "<f4") for name in ("a", "b")}
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(save(arrays, metadata=metadata))
+    drop_tensors(source, target, ["a"])
+    table = read_header(target)
+    assert ([ref.name for ref in table.tensors], table.metadata) == (["b"], metadata)
+    assert table.size < read_header(source).size
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
