@@ -42,7 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_list(commands.add_parser("list", help="list the bases of this machine's cache"))
     _add_serve(commands.add_parser("serve", help="serve one base and its adapters"), run=_run_serve)
     _add_serve(
-        commands.add_parser("check", help="judge the flags and settings of serve; start nothing"), run=_run_check
+        commands.add_parser(
+            "check", help="judge the flags and settings of serve, print what they limit; start nothing"
+        ),
+        run=_run_check,
     )
     core = commands.add_parser("core", help="the model process; started by serve, reads its settings on standard input")
     core.set_defaults(run=_run_core)
@@ -114,7 +117,8 @@ def _run_list(args: argparse.Namespace) -> int:
 
 def _run_check(args: argparse.Namespace) -> int:
     settings = read_settings(os.environ, "engine")
-    build_config(args, settings, Path(), _cache_dir(args, settings))
+    config = build_config(args, settings, Path(), _cache_dir(args, settings))
+    print(json.dumps({"max_lora_rank": config.max_lora_rank}))
     return 0
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from loraplex_engine.errors import ConfigError
+from loraplex_registry.peft.spec import MAX_LORA_RANK
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +94,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("block_size", 1, 256),
     ("max_loras", 1, 1024),
     ("max_cpu_loras", 0, 1 << 20),
-    ("max_lora_rank", 1, 256),
+    ("max_lora_rank", 1, MAX_LORA_RANK),
     ("adapter_cache_bytes", 1 << 20, 1 << 50),
     ("adapter_load_timeout_s", 0.1, 3600),
     ("queue_timeout_s", 0.1, 3600),

@@ -1,4 +1,7 @@
-"""Registers base models. A known fingerprint keeps its first name; other names it comes by are accepted ones."""
+"""Registers base models. A known fingerprint keeps its first name; other names it comes by are accepted ones.
+
+The rank limit is the operator's choice, not a fact about the weights: the last registration says what holds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import AdapterRow, BaseRow
 from loraplex_registry.errors import InvalidRequestError, NameReservedError
 from loraplex_registry.events import record_event
-from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.spec import MAX_LORA_RANK, BaseSpec
 from loraplex_registry.peft.tensor_rule import SERVED_DTYPES
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.naming import check_name
@@ -33,7 +36,7 @@ class BaseModels:
         """Whether a name is a tenant's; the gateway, which owns tenants, says so."""
 
     async def register(self, spec: BaseSpec, by: Identity) -> tuple[BaseView, bool]:
-        """Register a base, or learn further names of one that is known.
+        """Register a base, or learn further names and the rank limit of one that is known.
 
         Returns:
             The base as it is now, and whether it is new.
@@ -63,7 +66,9 @@ def _check_spec(spec: BaseSpec) -> None:
         raise InvalidRequestError("weights_digest is at most 128 characters", param="weights_digest")
     if len(spec.accepted_names) > _MAX_NAMES or any(not 0 < len(name) <= _MAX_NAME_LEN for name in spec.accepted_names):
         raise InvalidRequestError("accepted_names is up to 64 names of 1 to 200 characters", param="accepted_names")
-    for field in ("vocab_size", "max_lora_rank", "default_context"):
+    if not 1 <= spec.max_lora_rank <= MAX_LORA_RANK:
+        raise InvalidRequestError(f"max_lora_rank is 1 to {MAX_LORA_RANK}", param="max_lora_rank")
+    for field in ("vocab_size", "default_context"):
         if not 1 <= getattr(spec, field) <= MAX_INTEGER:
             raise InvalidRequestError(f"{field} is a positive integer", param=field)
     if not 0 <= spec.max_saved_bytes <= MAX_BIG_INTEGER:
@@ -121,6 +126,12 @@ def _merge(change: Change, known: BaseRow, spec: BaseSpec, by: Identity) -> None
         # a base that was registered before its matrices were hashed
         known.matrix_hashes = spec.matrix_hashes
         known.changed_epoch = change.epoch
+    if spec.max_lora_rank != known.max_lora_rank:
+        known.max_lora_rank = spec.max_lora_rank
+        known.changed_epoch = change.epoch
+        record_event(
+            change.session, by, "base.rank_limit_changed", known.name, details={"max_lora_rank": spec.max_lora_rank}
+        )
     names = sorted({*known.accepted_names, *spec.accepted_names, spec.name} - {known.name})
     if names == known.accepted_names:
         return

@@ -21,6 +21,7 @@ _VERSION_COLUMNS = (
     VersionRow.digest,
     VersionRow.state,
     VersionRow.kind,
+    VersionRow.rank,
     VersionRow.quarantine,
 )
 
@@ -82,6 +83,7 @@ def _show_version(version: sa.Row[Any], base: str) -> VersionName:
         state=version.state,
         base=base,
         kind=version.kind,
+        rank=version.rank,
         quarantine=read_quarantine(version.quarantine),
     )
 

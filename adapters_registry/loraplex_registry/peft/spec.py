@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+MAX_LORA_RANK = 256
+"""No base may allow more: the engine's kernels go up to it."""
 MAX_SAVED_BYTES = 2 * 1024**3
 """Unless a base says otherwise: a bfloat16 embedding and head of 128k tokens and 4k features."""
 
@@ -35,9 +37,9 @@ class BaseSpec(msgspec.Struct, frozen=True):
     """The facts about a base model that decide whether an adapter fits.
 
     `modules` maps the module's path in the transformers causal model (`model.layers.0.self_attn.q_proj`) to its spec.
-    `max_saved_bytes` limits what one adapter may bring as whole matrices and rows. `matrix_hashes` maps the paths of
-    embedding and head to dtype (F32, F16, BF16) to the sha256, in hex, of the matrix cast to it; empty for a base that
-    was described before there were any.
+    `max_lora_rank` is the highest rank that is taken, `max_saved_bytes` limits what one adapter may bring as whole
+    matrices and rows. `matrix_hashes` maps the paths of embedding and head to dtype (F32, F16, BF16) to the sha256, in
+    hex, of the matrix cast to it; empty for a base that was described before there were any.
     """
 
     name: str

@@ -14,7 +14,15 @@ from loraplex_registry.peft.claim import Claims, RowClaim
 from loraplex_registry.peft.config import LoraSettings
 from loraplex_registry.peft.findings import Findings, show
 from loraplex_registry.peft.header import TensorTable
-from loraplex_registry.peft.spec import BaseSpec, LoraModule, ModuleSpec, SavedTensor, TensorRef, TokenRows
+from loraplex_registry.peft.spec import (
+    MAX_LORA_RANK,
+    BaseSpec,
+    LoraModule,
+    ModuleSpec,
+    SavedTensor,
+    TensorRef,
+    TokenRows,
+)
 from loraplex_registry.peft.target import Target
 from loraplex_registry.peft.tying import Tie
 
@@ -129,7 +137,10 @@ def judge_rank_limit(ranks: Iterable[int], base: BaseSpec, findings: Findings) -
     """Add the check `rank_limit` for the ranks that the config declares."""
     rank = max(ranks)
     if rank > base.max_lora_rank:
-        message = f"Rank {rank} is above the limit of {base.max_lora_rank} for {base.name}; train a smaller rank."
+        remedy = "train a smaller rank"
+        if rank <= MAX_LORA_RANK:
+            remedy += f", or have {base.name} served with --max-lora-rank {rank}"
+        message = f"Rank {rank} is above the limit of {base.max_lora_rank} for {base.name}; {remedy}."
         findings.fail("rank_limit", message, "r")
     findings.settle("rank_limit")
 

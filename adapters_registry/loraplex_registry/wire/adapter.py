@@ -96,6 +96,7 @@ class VersionName(msgspec.Struct, frozen=True):
     state: str
     base: str
     kind: str
+    rank: int
     quarantine: Quarantine | None = None
 
 

@@ -245,7 +245,8 @@ def build_hooks(config: EngineConfig, engine: Engine) -> Hooks | None:
 
 
 def _limit_rank(spec: BaseSpec, config: EngineConfig) -> BaseSpec:
-    return msgspec.structs.replace(spec, max_lora_rank=min(spec.max_lora_rank, config.max_lora_rank))
+    """The base as this engine serves it: the folder knows the weights, the flag the limit."""
+    return msgspec.structs.replace(spec, max_lora_rank=config.max_lora_rank)
 
 
 def _join(config: EngineConfig, facts: CoreReady, runner: ModelRunner, bank: DeviceBank, loader: Loader) -> Engine:

@@ -22,6 +22,7 @@ def check(
     /,
     *,
     base: str | None = None,
+    max_lora_rank: int | None = None,
     verbose: Annotated[bool, Parameter(negative=())] = False,
     as_json: AsJson = False,
 ) -> int:
@@ -30,6 +31,7 @@ def check(
     Args:
         folder: The folder that PEFT's save_pretrained wrote.
         base: A base in this machine's cache; default is the one that the adapter's config names.
+        max_lora_rank: The platform's limit, if it is not 64.
         verbose: Also name the checks that passed.
         as_json: Print JSON for programs.
     """
@@ -38,6 +40,8 @@ def check(
     chosen = choose_files(folder)
     files = {path.name: path for path in chosen.sent}
     spec = choose_base(load_bases(), base, files.get("adapter_config.json"))
+    if max_lora_rank is not None:
+        spec = msgspec.structs.replace(spec, max_lora_rank=max_lora_rank)
     report, plan = check_adapter(files, spec)
     if as_json:
         digest = plan.digest if plan else None

@@ -76,9 +76,13 @@ class Fleet:
             self._clients[url] = EngineClient(url, self._sign)
         return self._clients[url]
 
-    def choose(self, base: str, digest: str | None, exclude: Sequence[str] = ()) -> Replica | None:
+    def choose(self, base: str, digest: str | None, rank: int, exclude: Sequence[str] = ()) -> Replica | None:
         """Return the replica for a request, None if none serves."""
-        return choose_replica(self.view, base, digest, self._in_flight, exclude)
+        return choose_replica(self.view, base, digest, self._in_flight, exclude, rank=rank)
+
+    def serves(self, base: str, exclude: Sequence[str] = ()) -> bool:
+        """Whether a replica serves the base itself."""
+        return choose_replica(self.view, base, None, self._in_flight, exclude) is not None
 
     def num_in_flight(self, url: str) -> int:
         """Return how many requests of this gateway are at `url` now."""

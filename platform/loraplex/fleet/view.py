@@ -35,7 +35,10 @@ class HarmfulAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine as it last described itself. `problem` says why it gets no traffic, None when it does."""
+    """One engine as it last described itself. `problem` says why it gets no traffic, None when it does.
+
+    `max_lora_rank` is the highest rank that it takes, None if it does not say.
+    """
 
     url: str
     pool: str
@@ -45,6 +48,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     in_memory: frozenset[str] = frozenset()
     failed: dict[str, FailedLoad] = {}
     quarantined: dict[str, HarmfulAdapter] = {}
+    max_lora_rank: int | None = None
     num_waiting: int = 0
     num_running: int = 0
     state: dict[str, Any] = {}
@@ -53,6 +57,10 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What clients see of it: its pool and a short hash of its URL, never the address itself."""
         return f"{self.pool}-{hashlib.sha256(self.url.encode()).hexdigest()[:6]}"
+
+    def takes(self, rank: int) -> bool:
+        """Whether adapters of that rank are served here; the base itself has rank 0."""
+        return self.max_lora_rank is None or rank <= self.max_lora_rank
 
     @property
     def load(self) -> int:
@@ -72,6 +80,8 @@ def choose_replica(
     digest: str | None,
     in_flight: Mapping[str, int],
     exclude: Collection[str] = (),
+    *,
+    rank: int = 0,
 ) -> Replica | None:
     """Return the replica for a request: by what it did with the adapter, then the least loaded; None if none serves.
 
@@ -84,11 +94,12 @@ def choose_replica(
         digest: The adapter version, None for the base itself, which is resident everywhere.
         in_flight: Requests that this gateway has at each URL now; fresher than the view.
         exclude: URLs that have failed this request already.
+        rank: The adapter's; a replica with a lower limit cannot load it.
     """
     able = [
         replica
         for replica in view.replicas
-        if replica.base == base and replica.problem is None and replica.url not in exclude
+        if replica.base == base and replica.problem is None and replica.url not in exclude and replica.takes(rank)
     ]
 
     def cost(replica: Replica) -> tuple[int, int, str]:
@@ -133,7 +144,8 @@ def read_replica(url: str, pool: str, base: str, state: dict[str, Any], fingerpr
     Another fingerprint means another model or tokenizer: its answers would be wrong, so it gets no traffic.
     """
     model = state.get("model")
-    reported = model.get("fingerprint") if isinstance(model, dict) else None
+    facts: dict[str, Any] = model if isinstance(model, dict) else {}
+    reported, max_lora_rank = facts.get("fingerprint"), facts.get("max_lora_rank")
     return Replica(
         url=url,
         pool=pool,
@@ -143,6 +155,7 @@ def read_replica(url: str, pool: str, base: str, state: dict[str, Any], fingerpr
         in_memory=_in_memory(state),
         failed=_read(state, "failed", dict[str, FailedLoad]),
         quarantined=_read(state, "quarantined", dict[str, HarmfulAdapter]),
+        max_lora_rank=max_lora_rank if isinstance(max_lora_rank, int) else None,
         num_waiting=_count(state, "waiting"),
         num_running=_count(state, "running"),
         state=state,

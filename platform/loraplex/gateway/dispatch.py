@@ -50,12 +50,18 @@ class Dispatcher:
         """Return the replica that gets the order.
 
         Raises:
-            NoReplicaError: None serves its base.
+            NoReplicaError: None serves its base, or adapters of its rank.
         """
-        replica = self._fleet.choose(order.resolved.base, order.resolved.digest, exclude)
-        if replica is None:
-            raise NoReplicaError(f"No engine serves {order.resolved.base} at the moment; try again shortly.")
-        return replica
+        resolved = order.resolved
+        replica = self._fleet.choose(resolved.base, resolved.digest, resolved.rank, exclude)
+        if replica is not None:
+            return replica
+        if self._fleet.serves(resolved.base, exclude):
+            raise NoReplicaError(
+                f"No engine that takes adapters of rank {resolved.rank} serves {resolved.base} at the moment; an "
+                f"administrator can start one with --max-lora-rank {resolved.rank}."
+            )
+        raise NoReplicaError(f"No engine serves {resolved.base} at the moment; try again shortly.")
 
     @asynccontextmanager
     async def deliver(

@@ -52,6 +52,11 @@ class Resolved(msgspec.Struct, frozen=True):
         """The version's digest, None for a base."""
         return None if self.version is None else self.version.digest
 
+    @property
+    def rank(self) -> int:
+        """The version's rank, 0 for a base."""
+        return 0 if self.version is None else self.version.rank
+
 
 def resolve(model: str, caller: Caller, names: NameIndex, canary_key: str) -> Resolved:
     """Return what `model` names.

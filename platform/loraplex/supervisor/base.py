@@ -24,6 +24,10 @@ class PulledBase:
     folder: Path
     spec: BaseSpec
 
+    def limit_rank(self, max_lora_rank: int) -> PulledBase:
+        """Return the base as the registry shall know it: adapters up to the rank that its engine serves."""
+        return PulledBase(self.folder, msgspec.structs.replace(self.spec, max_lora_rank=max_lora_rank))
+
 
 class _PullResult(msgspec.Struct):
     folder: str
@@ -64,7 +68,7 @@ def read_base(folder: Path) -> PulledBase:
 
 
 def register_base(location: Location, base: PulledBase) -> None:
-    """Tell the registry the facts of a base; telling them again changes nothing.
+    """Tell the registry the facts of a base; telling them again changes nothing but the rank limit.
 
     Raises:
         ClientError: The registry refused.

@@ -145,9 +145,10 @@ async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
 
 async def _prepare(options: UpOptions, environ: Mapping[str, str], folder: DataFolder, display: Display) -> PulledBase:
     env = build_environment(environ, "engine") | {"LORAPLEX_CACHE_DIR": str(options.cache_dir)}
-    await check_engine_flags(options.engine_flags, env)
+    limits = await check_engine_flags(options.engine_flags, env)
     with display.stage("Base model", spinner=False) as stage:
-        base = await pull_base(options.base, options.served_model_name, env)
+        pulled = await pull_base(options.base, options.served_model_name, env)
+        base = pulled.limit_rank(limits.max_lora_rank)
         stage.result = base.spec.name
     with display.stage("Database") as stage:
         stage.result = await migrate(build_control_environment(environ, folder))

@@ -51,6 +51,23 @@ def test_residency_comes_before_load() -> None:
     assert choose(replica("a"), replica("b", resident=(DIGEST,), load=9)) == "b"
 
 
+def test_an_adapter_goes_where_its_rank_is_served() -> None:
+    low, high = replica("low", max_lora_rank=64), replica("high", load=9, max_lora_rank=128)
+    assert choose(low, high, rank=64) == "low"
+    assert choose(low, high, rank=65) == "high"
+    assert choose(low, high, rank=129) is None
+    assert choose(low, replica("silent", load=9), rank=65) == "silent"
+
+
+def test_the_rank_limit_is_what_the_engine_says() -> None:
+    def read(model: object) -> Replica:
+        return read_replica("http://e", "p", "base", {"is_ready": True, "model": model}, "f")
+
+    assert read({"fingerprint": "f", "max_lora_rank": 64}).max_lora_rank == 64
+    assert read({"fingerprint": "f"}).max_lora_rank is read({"max_lora_rank": "many"}).max_lora_rank is None
+    assert read("nothing").problem is not None
+
+
 def test_equal_residency_goes_to_the_least_loaded() -> None:
     assert choose(replica("a", load=2), replica("b", load=1)) == "b"
     assert choose(replica("a", load=1), replica("b", resident=(DIGEST,)), digest=None) == "b"

@@ -22,7 +22,7 @@ def digest(seed: str) -> str:
 
 
 def version(number: int, state: str = "ready", content: str | None = None) -> VersionName:
-    return VersionName(number, content or digest(f"v{number}"), state, BASE, "lora")
+    return VersionName(number, content or digest(f"v{number}"), state, BASE, "lora", 8)
 
 
 def adapter(

@@ -43,6 +43,31 @@ async def test_hashes_of_matrices_are_learnt_once_and_only_of_the_same_weights(e
     assert (shown["matrix_hashes"], shown["max_saved_bytes"]) == (first, 2 * 1024**3)
 
 
+async def test_the_last_registration_says_what_rank_is_taken(world: World, make_adapter: Any) -> None:
+    admin, team = world.caller(None, role="admin"), world.caller("team-a")
+    path = "/api/v1/tenants/team-a/adapters/style"
+
+    async def limit(rank: int) -> int:
+        answer = await admin("POST", BASES, json=_body(max_lora_rank=rank))
+        assert answer.status_code == 200
+        [known] = (await world.registry.names_delta(0)).bases
+        assert known.max_lora_rank == answer.json()["max_lora_rank"]
+        return int(answer.json()["max_lora_rank"])
+
+    assert await limit(4) == 4
+    refused = await team.upload(path, make_adapter(1, rank=8))
+    assert refused.status_code == 422
+    [failed] = [check for check in refused.json()["report"]["checks"] if check["verdict"] == "fail"]
+    assert (failed["name"], "--max-lora-rank 8" in failed["message"]) == ("rank_limit", True)
+    assert await limit(8) == 8
+    assert (await team.upload(path, make_adapter(1, rank=8))).status_code == 201
+    [named] = (await world.registry.names_delta(0)).adapters
+    assert [version.rank for version in named.versions] == [8]
+    before = world.registry.epoch.current
+    assert await limit(8) == 8
+    assert (await world.registry.names_delta(before)).bases == ()
+
+
 async def test_modules_may_be_bare_shapes(empty_world: World) -> None:
     admin = empty_world.caller(None, role="admin")
     body = _body() | {"modules": {"model.layers.0.self_attn.q_proj": [120, 72]}}
@@ -64,6 +89,8 @@ async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_ada
         ({"name": "Tiny"}, "name"),
         ({"fingerprint": ""}, "fingerprint"),
         ({"vocab_size": 0}, "vocab_size"),
+        ({"max_lora_rank": 0}, "max_lora_rank"),
+        ({"max_lora_rank": 257}, "max_lora_rank"),
         ({"modules": {}}, "modules"),
         ({"modules": {"a": [0, 1]}}, "modules"),
         ({"modules": {"a": [1, 2**70]}}, "modules"),

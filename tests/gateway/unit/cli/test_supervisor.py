@@ -75,9 +75,19 @@ def test_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
 
 
 async def test_flag_that_is_not_built_is_refused_by_the_engines_sentence() -> None:
-    await check_engine_flags(("--max-loras", "4"), dict(os.environ))
+    assert (await check_engine_flags(("--max-loras", "4"), dict(os.environ))).max_lora_rank == 64
     with pytest.raises(UpError, match=r"^--quantization is 'fp8'.*not built yet\.$"):
         await check_engine_flags(("--quantization", "fp8"), dict(os.environ) | {"LORAPLEX_UNHEARD_OF": "1"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "env"), [(("--max-lora-rank", "128"), {}), ((), {"LORAPLEX_ENGINE_MAX_LORA_RANK": "128"})]
+)
+async def test_the_registry_is_told_the_rank_limit_of_the_engine(
+    tmp_path: Path, flags: tuple[str, ...], env: dict[str, str]
+) -> None:
+    limits = await check_engine_flags(flags, dict(os.environ) | env)
+    assert base(tmp_path).limit_rank(limits.max_lora_rank).spec.max_lora_rank == 128
 
 
 async def test_platform_that_is_stopped_while_it_starts_ends_with_130(
