@@ -43,13 +43,17 @@ class ModelRunner:
         """Compute all rows of the plan in one forward pass and sample those that reached their last token."""
         gemms_before = self._model.base_gemm_calls
         slot_of_row = _slots(plan)
-        hidden = self._model.forward(self._build_inputs(plan, slot_of_row), self._cache)
+        inputs = self._build_inputs(plan, slot_of_row)
+        hidden = self._model.forward(inputs, self._cache)
         num_gemms = self._model.base_gemm_calls - gemms_before
         wanted, row_indices = _wanted_rows(plan)
         if not row_indices:
             return StepResult({}, num_base_gemms=num_gemms)
-        adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
-        return self._read(wanted, self._model.logits(hidden[row_indices], adapters), num_gemms)
+        adapters = inputs.adapters
+        if len(row_indices) < len(slot_of_row):
+            hidden = hidden[row_indices]
+            adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
+        return self._read(wanted, self._model.logits(hidden, adapters), num_gemms)
 
     def poison(self, block_ids: list[int], slot_ids: list[int]) -> None:
         """Overwrite KV blocks with NaN and let EMPTY slots point to it, so that a stray read is seen."""

@@ -8,30 +8,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.inputs import AdapterRows
+from loraplex_engine.core.inputs import AdapterRows, StepInputs
 from loraplex_engine.core.module_group import EMBEDDING_GROUP, HEAD_GROUP
 from loraplex_engine.ops.linear import plain_linear
 from loraplex_engine.ops.lora.lora import lora_add, lora_expand
 
 
-def own_gain(path: str, gain: Tensor, num_rows: int, adapters: AdapterRows | None) -> Tensor:
+def own_gain(path: str, gain: Tensor, inputs: StepInputs) -> Tensor:
     """The gain of a norm for each row.
 
     Args:
         path: the norm's module path.
         gain: the base's, [E].
-        num_rows: T.
-        adapters: which row uses which adapter.
+        inputs: of the step, T rows.
 
     Returns:
         `gain` itself where no row has its own, else [T, E].
     """
+    adapters = inputs.adapters
     if adapters is None or adapters.replacements is None:
         return gain
     slot_to_gain = adapters.replacements.find_norms(path, adapters.slots)
     if not slot_to_gain:
         return gain
-    gains = gain.repeat(num_rows, 1)
+    gains = gain.repeat(len(inputs.token_ids), 1)
     for slot, rows in adapters.segments.spans():
         if slot in slot_to_gain:
             gains[rows] = slot_to_gain[slot]

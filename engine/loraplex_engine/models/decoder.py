@@ -210,4 +210,4 @@ class Decoder:
 
 
 def _gain(norm: Norm, inputs: StepInputs) -> Tensor:
-    return own_gain(norm.path, norm.gain, len(inputs.token_ids), inputs.adapters)
+    return own_gain(norm.path, norm.gain, inputs)

@@ -117,4 +117,5 @@ def select_kernels(device_type: str, dtype: torch.dtype) -> Kernels:
 
 def kernels_for(x: Tensor) -> Kernels:
     """The kernels that serve tensors like `x`."""
-    return select_kernels(x.device.type, x.dtype)
+    # asked some hundred times a step, and a device takes longer to make than all else here
+    return select_kernels("cpu" if x.is_cpu else x.device.type, x.dtype)

@@ -6,10 +6,10 @@ where a captured CUDA graph finds them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from loraplex_engine.core.request import NO_SLOT
 CHUNK_ROWS = 16
 """Rows that one program of a GPU kernel takes at most, so that a long prefill is as many programs as it has chunks."""
 
-IntArray = np.ndarray[Any, np.dtype[Any]]
+Lines = list[int] | list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def build_segments(slot_of_row: Sequence[int], device: torch.device | str = "cpu
     Returns:
         The segments, or None when no row has an adapter (the step skips LoRA).
     """
-    arrays = _group_rows(slot_of_row)
-    return (
-        None if arrays is None else Segments(*(torch.from_numpy(array.astype(np.int32)).to(device) for array in arrays))
-    )
+    fields = _group_rows(slot_of_row)
+    if fields is None:
+        return None
+    return Segments(*(torch.from_numpy(np.array(field, dtype=np.int32)).to(device) for field in fields))
 
 
 class SegmentBuffers:
@@ -99,12 +99,12 @@ class SegmentBuffers:
         Returns:
             The segments, or None when no row has an adapter (the step skips LoRA).
         """
-        arrays = _group_rows(slot_of_row)
-        if arrays is None:
+        fields = _group_rows(slot_of_row)
+        if fields is None:
             return None
-        for part, array in zip(self._host_parts, arrays, strict=True):
-            part[: len(array)] = array
-        token_indices, starts, slots, chunks = arrays
+        for part, field in zip(self._host_parts, fields, strict=True):
+            part[: len(field)] = field
+        token_indices, starts, slots, chunks = fields
         num_rows, num_chunks = len(token_indices), len(chunks)
         if bucket is not None:
             assert len(slot_of_row) <= bucket, "a bucket holds the whole step"
@@ -127,24 +127,21 @@ def _cut_up(memory: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _group_rows(slot_of_row: Sequence[int]) -> tuple[IntArray, IntArray, IntArray, IntArray] | None:
-    """The fields of `Segments`, on the host."""
-    slots = np.asarray(slot_of_row, dtype=np.int32)
-    # base rows sort first
-    rows = np.argsort(slots, kind="stable")[np.count_nonzero(slots == NO_SLOT) :]
-    if not len(rows):
+def _group_rows(slot_of_row: Sequence[int]) -> tuple[Lines, Lines, Lines, Lines] | None:
+    """The fields of `Segments`, on the host. Plain Python: a decode step has few rows."""
+    slot_to_rows: dict[int, list[int]] = {}
+    for row, slot in enumerate(slot_of_row):
+        if slot != NO_SLOT:
+            slot_to_rows.setdefault(slot, []).append(row)
+    if not slot_to_rows:
         return None
-    sorted_slots = slots[rows]
-    assert sorted_slots[0] >= 0, f"{sorted_slots[0]} is no slot"
-    starts = np.flatnonzero(np.diff(sorted_slots, prepend=NO_SLOT, append=np.iinfo(np.int32).max))
-    segment_slots = sorted_slots[starts[:-1]]
-    return rows, starts, segment_slots, _cut(starts, segment_slots)
-
-
-def _cut(starts: IntArray, slots: IntArray) -> IntArray:
-    """Cut segments into chunks, [C, 3]."""
-    num_chunks = -(-np.diff(starts) // CHUNK_ROWS)
-    segment = np.repeat(np.arange(len(slots)), num_chunks)
-    nth_of_segment = np.arange(len(segment)) - np.repeat(np.cumsum(num_chunks) - num_chunks, num_chunks)
-    begin = starts[segment] + CHUNK_ROWS * nth_of_segment
-    return np.stack((slots[segment], begin, np.minimum(CHUNK_ROWS, starts[segment + 1] - begin)), axis=1)
+    slots = sorted(slot_to_rows)
+    assert slots[0] >= 0, f"{slots[0]} is no slot"
+    rows = [row for slot in slots for row in slot_to_rows[slot]]
+    starts = [0, *itertools.accumulate(len(slot_to_rows[slot]) for slot in slots)]
+    chunks = [
+        (slot, begin, min(CHUNK_ROWS, stop - begin))
+        for slot, start, stop in zip(slots, starts, starts[1:], strict=False)
+        for begin in range(start, stop, CHUNK_ROWS)
+    ]
+    return rows, starts, slots, chunks

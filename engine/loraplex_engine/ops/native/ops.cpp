@@ -237,6 +237,13 @@ void check_features(const Tensor& x, const Tensor& y, const int64_t* features, i
   TORCH_CHECK(!y.defined() || y.size(1) == last[0] + last[1], "y has ", y.size(1), " columns");
 }
 
+// What one call needs for itself, kept for the next.
+float* scratch(int64_t size) {
+  static thread_local std::vector<float> kept;
+  if (int64_t(kept.size()) < size) kept.resize(size);
+  return kept.data();
+}
+
 // x, v, y: undefined where the op has none of it.
 void launch_lora(const Tensor& x, const Tensor& v, const Tensor& y, const Tensor& entries, const Tensor& scalings,
                  const Tensor& occupied, const Tensor& features, int64_t layer, int64_t group, int64_t num_slices,
@@ -244,14 +251,17 @@ void launch_lora(const Tensor& x, const Tensor& v, const Tensor& y, const Tensor
   const Tensor& model = x.defined() ? x : y;
   if (x.defined()) check(x, "x", x.scalar_type(), 2);
   if (y.defined()) check(y, "y", model.scalar_type(), 2);
-  check(v, "v", at::kFloat, 2);
+  if (v.defined()) check(v, "v", at::kFloat, 2);
   check(entries, "entries", at::kLong, 5);
   check(scalings, "scalings", at::kFloat, 4);
   check(features, "features", at::kLong, 3);
   check_segments(rows, starts, slots, occupied, model.size(0));
   const int64_t layers = entries.size(1), groups = entries.size(2), slices = entries.size(3);
   TORCH_CHECK(0 <= layer && layer < layers && 0 <= group && group < groups && num_slices <= slices, "no such place");
-  TORCH_CHECK(v.size(0) == rows.size(0) && v.size(1) == num_slices * max_rank, "v has the wrong shape");
+  TORCH_CHECK(num_slices > 0 && max_rank > 0, "v must have columns");
+  const int64_t width = num_slices * max_rank;
+  TORCH_CHECK(!v.defined() || (v.size(0) == rows.size(0) && v.size(1) == width), "v has the wrong shape");
+  float* const ranks = v.defined() ? data<float>(v) : scratch(rows.size(0) * width);
   check_features(x, y, data<int64_t>(features) + group * slices * 3, num_slices);
   const LoraLaunch launch{data<int64_t>(entries),
                           data<float>(scalings),
@@ -271,19 +281,15 @@ void launch_lora(const Tensor& x, const Tensor& v, const Tensor& y, const Tensor
                           y.defined()};
   by_dtype(model, [&](auto zero) {
     using T = decltype(zero);
-    run_lora(launch, x.defined() ? data<T>(x) : nullptr, data<float>(v), y.defined() ? data<T>(y) : nullptr,
+    run_lora(launch, x.defined() ? data<T>(x) : nullptr, ranks, y.defined() ? data<T>(y) : nullptr,
              at::get_num_threads());
   });
-}
-
-Tensor empty_ranks(const Tensor& like, const Tensor& rows, int64_t width) {
-  return at::empty({rows.size(0), width}, like.options().dtype(at::kFloat));
 }
 
 Tensor lora_shrink(const Tensor& x, const Tensor& entries, const Tensor& scalings, const Tensor& occupied,
                    const Tensor& features, int64_t layer, int64_t group, int64_t num_slices, int64_t max_rank,
                    const Tensor& rows, const Tensor& starts, const Tensor& slots) {
-  Tensor v = empty_ranks(x, rows, num_slices * max_rank);
+  Tensor v = at::empty({rows.size(0), num_slices * max_rank}, x.options().dtype(at::kFloat));
   launch_lora(x, v, Tensor(), entries, scalings, occupied, features, layer, group, num_slices, max_rank, rows, starts,
               slots);
   return v;
@@ -299,8 +305,8 @@ void lora_expand(const Tensor& v, const Tensor& y, const Tensor& entries, const 
 void lora_add(const Tensor& x, const Tensor& y, const Tensor& entries, const Tensor& scalings, const Tensor& occupied,
               const Tensor& features, int64_t layer, int64_t group, int64_t num_slices, int64_t max_rank,
               const Tensor& rows, const Tensor& starts, const Tensor& slots) {
-  const Tensor v = empty_ranks(x, rows, num_slices * max_rank);
-  launch_lora(x, v, y, entries, scalings, occupied, features, layer, group, num_slices, max_rank, rows, starts, slots);
+  launch_lora(x, Tensor(), y, entries, scalings, occupied, features, layer, group, num_slices, max_rank, rows, starts,
+              slots);
 }
 
 }  // namespace
