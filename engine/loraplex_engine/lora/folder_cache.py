@@ -197,11 +197,13 @@ class FolderCache:
             shutil.rmtree(left, ignore_errors=True)
 
     def _scan(self) -> OrderedDict[str, int]:
-        """Digest to bytes of what lies here, least recently used first."""
+        """Digest to bytes of what lies here, least recently used first; nothing else counts."""
         found = []
         for folder in self._root.glob("sha256/*/*/*"):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((folder.stat().st_mtime_ns, f"sha256:{folder.name}", _measure(folder)))
+            digest = f"sha256:{folder.name}"
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                if self._root / artifact_path(digest) == folder:
+                    found.append((folder.stat().st_mtime_ns, digest, _measure(folder)))
         return OrderedDict((digest, num_bytes) for _, digest, num_bytes in sorted(found))
 
 
@@ -215,4 +217,5 @@ def sync(path: Path) -> None:
 
 
 def _measure(folder: Path) -> int:
-    return sum(entry.stat().st_size for entry in os.scandir(folder))
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries)

@@ -182,6 +182,19 @@ def test_what_another_process_pushed_out_is_no_longer_counted(tmp_path: Path) ->
         assert cache.num_bytes == 0
 
 
+def test_what_is_no_folder_of_a_digest_does_not_count_and_does_not_hurt(tmp_path: Path) -> None:
+    put(FolderCache(tmp_path, CAP), 1, 30)
+    home = (tmp_path / artifact_path(digest_of(1))).parent
+    (home / ".DS_Store").write_bytes(b"1234")
+    (home / ("f" * 64)).mkdir()
+    (home / ("0" * 64)).write_bytes(b"1234")
+    cache = FolderCache(tmp_path, CAP)
+    assert (cache.num_folders, cache.num_bytes) == (1, 30)
+    put(cache, 2, CAP)
+    cache.check_integrity()
+    assert sorted(path.name for path in home.iterdir()) == [".DS_Store", "0" * 64, "f" * 64]
+
+
 def test_a_fetch_that_fails_gives_its_room_back(tmp_path: Path) -> None:
     cache = FolderCache(tmp_path, CAP)
     for _ in range(3):
