@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from loraplex_engine.errors import BaseUnsupportedError
 from loraplex_engine.models.layout import EMBEDDING, HEAD
 from loraplex_engine.weights.index import ITEM_BYTES, TensorEntry
 
@@ -21,7 +22,11 @@ _CASTS = ("F32", "F16", "BF16")
 
 
 def hash_matrices(index: Mapping[str, TensorEntry], *, is_tied: bool) -> dict[str, dict[str, str]]:
-    """Module path to dtype to sha256 (hex) of the embedding's and, where it has its own matrix, the head's bytes."""
+    """Module path to dtype to sha256 (hex) of the embedding's and, where it has its own matrix, the head's bytes.
+
+    Raises:
+        BaseUnsupportedError: A file is shorter than its header says.
+    """
     paths = (EMBEDDING,) if is_tied else (EMBEDDING, HEAD)
     return {path: _hash_casts(index[f"{path}.weight"]) for path in paths}
 
@@ -40,6 +45,8 @@ def _read_pieces(entry: TensorEntry) -> Iterator[Floats]:
         left = entry.stop - entry.start
         while left:
             piece = stream.read(min(left, _PIECE_ITEMS * ITEM_BYTES[entry.dtype]))
+            if not piece:
+                raise BaseUnsupportedError(f"{entry.file} was cut short while it was read.")
             left -= len(piece)
             yield _as_float32(piece, entry.dtype)
 

@@ -14,6 +14,7 @@ from loraplex_engine.bases import matrix
 from loraplex_engine.bases.folder import load_spec, write_spec
 from loraplex_engine.bases.matrix import cast, hash_matrices
 from loraplex_engine.bases.pull import pull
+from loraplex_engine.errors import BaseUnsupportedError
 from loraplex_engine.weights.index import read_index
 from support import tiny_llama_config, write_base
 
@@ -47,6 +48,15 @@ def test_each_matrix_is_hashed_in_each_dtype_a_piece_at_a_time(
     index = read_index(tmp_path)
     assert hash_matrices(index, is_tied=False) == expected
     assert hash_matrices(index, is_tied=True) == {"model.embed_tokens": expected["model.embed_tokens"]}
+
+
+def test_a_file_that_is_cut_short_under_our_eyes_ends_the_hashing(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"model.embed_tokens.weight": torch.zeros(5, 8)}, file)
+    index = read_index(tmp_path)
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(BaseUnsupportedError, match="cut short"):
+        hash_matrices(index, is_tied=True)
 
 
 @pytest.mark.parametrize("again", ["by source", "by folder"])
