@@ -67,6 +67,11 @@ class GatewayWorld:
         version: dict[str, Any] = response.json()
         return version
 
+    async def push_again(self, tenant: str, adapter: str = "default") -> dict[str, Any]:
+        """Upload what was uploaded last, under another name."""
+        self._num_adapters -= 1
+        return await self.push(tenant, adapter)
+
     async def complete(self, model: str, prompt: str, key: str, **options: Any) -> httpx.Response:
         """Send one completion."""
         fields = {"model": model, "prompt": prompt, **options.pop("fields", {})}

@@ -36,6 +36,8 @@ class ScriptedEngine:
         self.failed: dict[str, dict[str, Any]] = {}
         self.quarantined: dict[str, dict[str, Any]] = {}
         self.asked_to_load: list[str] = []
+        self.asked_to_drop: list[str] = []
+        self.keeps_draining = False
         self.known: dict[str, dict[str, Any]] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -45,6 +47,8 @@ class ScriptedEngine:
         elif path.startswith("/internal/adapters/") and scope["method"] == "PUT":
             self._load_anew(path.split("/")[3])
             await _send_json(send, 200, {})
+        elif path.startswith("/internal/adapters/") and scope["method"] == "DELETE":
+            await self._drop(path.split("/")[3], send)
         elif path.startswith("/internal/requests/"):
             await self._serve_request(path, scope["method"], send)
         else:
@@ -79,6 +83,12 @@ class ScriptedEngine:
         self.asked_to_load.append(digest)
         self.failed.pop(digest, None)
         self.quarantined.pop(digest, None)
+
+    async def _drop(self, digest: str, send: Any) -> None:
+        self.asked_to_drop.append(digest)
+        if self.keeps_draining:
+            await asyncio.sleep(3600)
+        await _send_json(send, 200, {})
 
     async def _serve_request(self, path: str, method: str, send: Any) -> None:
         request_id = path.split("/")[3]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from litestar import Litestar, Request, Router, get
@@ -111,9 +111,17 @@ class Registry:
         self.services.bases.is_tenant = is_tenant
         self.services.uploads.is_alive = is_alive
 
-    def know_engines(self, forget_failure: Callable[[str], Awaitable[None]]) -> None:
-        """Tell the owner of engines from now on when they shall forget that a digest failed or did harm."""
+    def know_engines(
+        self, forget_failure: Callable[[str], Awaitable[None]], forget: Callable[[str, Iterable[str]], None]
+    ) -> None:
+        """Tell the owner of engines from now on what they shall forget.
+
+        Args:
+            forget_failure: That a digest failed or did harm.
+            forget: Content of a base of which versions are gone; it may still have other names. Must return at once.
+        """
         self.services.lifecycle.forget_failure = forget_failure
+        self.services.lifecycle.forget = forget
 
     async def quarantine_failed(self, digest: str, message: str, by: Identity) -> int:
         """Quarantine what no engine can load (see `Lifecycle.quarantine_failed`)."""

@@ -32,6 +32,7 @@ from loraplex.gateway.directory import Directory
 from loraplex.gateway.door import Door
 from loraplex.gateway.drain import Drain
 from loraplex.gateway.edge import Edge
+from loraplex.gateway.forgetting import Forgetting
 from loraplex.gateway.inference import Inference
 from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.names import NameIndex
@@ -83,7 +84,8 @@ class Gateway:
         self.signer = load_signer(settings.signing_key, settings.data_dir)
         self.fleet = Fleet(parse_pools(settings.pools), self._sign_as_platform, self.names.find_fingerprint)
         self.fleet.on_view = QuarantineWatch(self.names, self._quarantine_failed, self.metrics).act
-        registry.know_engines(self.fleet.forget_failure)
+        self._forgetting = Forgetting(self.names, self.fleet)
+        registry.know_engines(self.fleet.forget_failure, self._forgetting.forget)
         self.app = self._build_app()
 
     async def start(self) -> None:
@@ -111,6 +113,7 @@ class Gateway:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._forgetting.stop()
         await self.fleet.stop()
         await self.ledger.stop()
         await self._registry.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -33,6 +33,8 @@ class Lifecycle:
         self._database = database
         self.forget_failure: Callable[[str], Awaitable[None]] = _forget_nothing
         """Makes every engine that failed to load a digest, or has quarantined it, forget so."""
+        self.forget: Callable[[str, Iterable[str]], None] = _forget_no_content
+        """Begins to make engines give back what they hold of digests of a base, unless something else is called so."""
 
     async def retire(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
         """Retire a version; one that is retired already stays so.
@@ -50,7 +52,9 @@ class Lifecycle:
                 version.state, version.retired_at = "retired", datetime.now(UTC)
                 _mark(change, version, by, "adapter.version_retired")
 
-        return await self._change_version(tenant, name, number, retire)
+        view = await self._change_version(tenant, name, number, retire)
+        self.forget(view.base_model, (view.digest,))
+        return view
 
     async def restore(self, tenant: TenantRef, name: str, number: int, by: Identity) -> VersionView:
         """Make a retired version ready again.
@@ -154,21 +158,23 @@ class Lifecycle:
             NotFoundError: There is no such adapter.
         """
 
-        async def work(change: Change) -> None:
-            await _delete(change, await get_adapter(change.session, tenant, name), by)
+        async def work(change: Change) -> tuple[str, set[str]]:
+            adapter = await get_adapter(change.session, tenant, name)
+            return adapter.base.name, await _delete(change, adapter, by)
 
-        await self._database.change(work)
+        self.forget(*await self._database.change(work))
 
     async def delete_all(self, tenant: TenantRef, by: Identity) -> int:
         """Delete all adapters of a tenant and return how many there were."""
 
-        async def work(change: Change) -> int:
+        async def work(change: Change) -> list[tuple[str, set[str]]]:
             adapters = await _list_all(change, tenant)
-            for adapter in adapters:
-                await _delete(change, adapter, by)
-            return len(adapters)
+            return [(adapter.base.name, await _delete(change, adapter, by)) for adapter in adapters]
 
-        return await self._database.change(work)
+        deleted = await self._database.change(work)
+        for base, digests in deleted:
+            self.forget(base, digests)
+        return len(deleted)
 
     async def count(self, tenant: TenantRef) -> int:
         """Return how many adapters a tenant has."""
@@ -204,6 +210,10 @@ async def _forget_nothing(digest: str) -> None:
     """A registry without a fleet knows no engines."""
 
 
+def _forget_no_content(base: str, digests: Iterable[str]) -> None:
+    """A registry without a fleet knows no engines."""
+
+
 def _quarantine(change: Change, version: VersionRow, by: Identity, reason: QuarantineReason, message: str) -> None:
     found = Quarantine(reason=reason, message=message, since=show_time(datetime.now(UTC)))
     version.state, version.quarantine = "quarantined", msgspec.to_builtins(found)
@@ -228,7 +238,12 @@ async def _list_all(change: Change, tenant: TenantRef) -> Sequence[AdapterRow]:
     return (await change.session.execute(query)).scalars().all()
 
 
-async def _delete(change: Change, adapter: AdapterRow, by: Identity) -> None:
+async def _delete(change: Change, adapter: AdapterRow, by: Identity) -> set[str]:
+    """Delete an adapter and return the digests of its versions that could be called until now."""
+    gone = sa.select(VersionRow.digest).where(
+        VersionRow.adapter_id == adapter.id, VersionRow.state.not_in(("retired", "purged"))
+    )
+    digests = set((await change.session.execute(gone)).scalars())
     at = datetime.now(UTC)
     for alias in await list_aliases(change.session, [adapter.id]):
         await set_targets(change, adapter, alias.name, (), "delete", by.actor)
@@ -240,6 +255,7 @@ async def _delete(change: Change, adapter: AdapterRow, by: Identity) -> None:
     adapter.deleted_at, adapter.is_default, adapter.changed_epoch = at, False, change.epoch
     _record(change, adapter, by, "adapter.deleted")
     await change.session.flush()
+    return digests
 
 
 def _mark(change: Change, version: VersionRow, by: Identity, action: str, **details: str) -> None:

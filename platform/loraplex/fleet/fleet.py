@@ -119,6 +119,22 @@ class Fleet:
             await asyncio.gather(*(self._load_anew(url, digest) for url in urls))
             await self._look()
 
+    async def drop(self, base: str, digest: str) -> None:
+        """Make the engines of a base give back what they hold of `digest`; requests that run on it end first.
+
+        Waits a few seconds for them. An engine does so by the call alone; one that cannot be reached keeps its copy
+        until other adapters push it out.
+        """
+        urls = [replica.url for replica in self.view.replicas if replica.base == base and replica.problem is None]
+        await asyncio.gather(*(self._drop_at(url, digest) for url in urls))
+
+    async def _drop_at(self, url: str, digest: str) -> None:
+        try:
+            async with asyncio.timeout(_FORGET_TIMEOUT_S):
+                await self.client(url).drop_adapter(digest)
+        except (UnreachableError, ReplicaFailedError, TimeoutError) as error:
+            _log.info("engine %s did not confirm that it dropped %s: %r", url, digest, error)
+
     async def _load_anew(self, url: str, digest: str) -> None:
         try:
             async with asyncio.timeout(_FORGET_TIMEOUT_S):

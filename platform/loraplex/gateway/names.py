@@ -8,7 +8,7 @@ Adapters belong to a tenant's id: its name may pass to another tenant, and nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from loraplex.errors import UnavailableError
 from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta
@@ -85,12 +85,11 @@ class NameIndex:
 
     def has_ready(self, base: str, digest: str) -> bool:
         """Whether a version of that content is ready, whoever's it is."""
-        return any(
-            version.digest == digest and version.state == "ready"
-            for adapter in self._id_to_adapter.values()
-            if adapter.base == base
-            for version in adapter.versions
-        )
+        return self._has_version(base, digest, ("ready",))
+
+    def has_callable(self, base: str, digest: str) -> bool:
+        """Whether a version of that content is called, or may be without an upload, whoever's it is."""
+        return self._has_version(base, digest, ("validating", "ready", "quarantined"))
 
     def bases(self) -> list[BaseName]:
         """All bases by name."""
@@ -100,6 +99,14 @@ class NameIndex:
         """Living adapters of `tenants` (None: of all) by tenant and name."""
         names = {adapter.tenant for adapter in self._id_to_adapter.values()} if tenants is None else tenants
         return [adapter for tenant in sorted(names) for _, adapter in sorted(self._adapters_of(tenant).items())]
+
+    def _has_version(self, base: str, digest: str, states: Collection[str]) -> bool:
+        return any(
+            version.digest == digest and version.state in states
+            for adapter in self._id_to_adapter.values()
+            if adapter.base == base
+            for version in adapter.versions
+        )
 
     def _adapters_of(self, tenant: str) -> dict[str, AdapterName]:
         tenant_id = self._find_tenant_id(tenant)
