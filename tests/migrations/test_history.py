@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from loraplex.db.revision import REVISION
 from loraplex.db.tables import metadata as gateway_metadata
 from loraplex_registry.app import check_revision, current, head, upgrade
 from loraplex_registry.db import migration
@@ -31,6 +32,10 @@ def test_history_is_one_line() -> None:
         "0001_registry",
         "0002_gateway",
     ]
+
+
+def test_the_gateway_needs_the_newest_revision() -> None:
+    assert head() == REVISION
 
 
 def test_upgraded_database_is_what_the_models_say(database_url: str) -> None:
