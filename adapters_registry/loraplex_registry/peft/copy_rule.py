@@ -38,8 +38,9 @@ def judge_copies(
             findings.fail("base_mismatch", message, copy.ref.name)
         elif name_to_sha256[copy.ref.name] != expected:
             message = (
-                f"{copy.ref.name} is not the matrix of {base.name}: train on this base, or name it in modules_to_save "
-                "if it was trained."
+                f"{copy.ref.name} is not the matrix of {base.name}: train on this base, name it in modules_to_save if "
+                "it was trained, or save the adapter with save_embedding_layers=False if it was not (a base that was "
+                "trained on in fewer bits comes out different)."
             )
             findings.fail("base_mismatch", message, copy.ref.name)
     return tuple(sorted(copy.ref.name for copy in copies))

@@ -48,18 +48,23 @@ _NAME = re.compile(
     re.escape(_PREFIX) + r"(?P<path>.+?)\.(?:" + "|".join(f"(?P<{part}>{text})" for part, text in _PARTS) + ")"
 )
 _RESAVE = "save the adapter with PEFT's save_pretrained"
+_RESAVE_WITHOUT = f"{_RESAVE}(save_embedding_layers=False)"
 _UNCLAIMED = {
     "lora_bias": "is a bias of a LoRA layer, but lora_bias is not true; make config and weights agree",
     "magnitude": "is a DoRA magnitude, but use_dora is not true; make config and weights agree",
     "rows": "holds trained token rows that trainable_token_indices does not name; make config and weights agree",
     "bias": "is a trained bias that the config does not claim; set bias to all or lora_only, or leave it out",
     "weight": "is a whole matrix of the base that modules_to_save does not name; make config and weights agree",
-    "base_weight": f"is a whole matrix of the base; {_RESAVE}(save_embedding_layers=False)",
+    "base_weight": f"is a whole matrix of the base; {_RESAVE_WITHOUT}",
 }
 _STRANGERS = (
     (re.compile(r".*\.lora_([AB]|embedding_[AB])\..+"), f"has an adapter's name inside; {_RESAVE}"),
     (re.compile(r".*\.(lora_[A-Za-z]+|ranknum)"), "does not belong to LoRA; train a LORA adapter"),
-    (re.compile(r".*\.modules_to_save\..*"), f"is a second copy of a saved module; {_RESAVE} without it"),
+    (re.compile(r".*\.modules_to_save\..*"), f"is a second copy of a saved module; {_RESAVE_WITHOUT}"),
+    (
+        re.compile(r".*\.(original_module|token_adapter\.base_layer)\.weight"),
+        f"is a matrix of the base beside what was trained of it; {_RESAVE_WITHOUT}",
+    ),
 )
 
 _NOT_LORA = f"is not a tensor of LoRA; {_RESAVE}"

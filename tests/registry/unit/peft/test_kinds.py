@@ -77,7 +77,9 @@ def hash_matrix(weight: Any) -> dict[str, str]:
     }
 
 
-def train(family: str, folder: Path, *, tied: bool, **fields: Any) -> tuple[Any, BaseSpec]:
+def train(
+    family: str, folder: Path, *, tied: bool, save: dict[str, Any] | None = None, **fields: Any
+) -> tuple[Any, BaseSpec]:
     """Save a trained adapter as PEFT does; returns PEFT's model in float64 and the base's facts."""
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
@@ -92,7 +94,7 @@ def train(family: str, folder: Path, *, tied: bool, **fields: Any) -> tuple[Any,
             for parameter in wrapped.parameters():
                 if parameter.requires_grad:
                     parameter.add_(torch.randn_like(parameter) * 0.3)
-        wrapped.save_pretrained(folder)
+        wrapped.save_pretrained(folder, **(save or {}))
         change_config(folder, base_model_name_or_path="tiny")
         loaded = PeftModel.from_pretrained(build_model(family, tied=tied).float(), folder).double().eval()
     return loaded, base
@@ -354,6 +356,36 @@ def test_a_copy_is_compared_in_its_own_dtype(tmp_path: Path, tied: bool, dtype: 
     assert name in plan_of(tmp_path, base).dropped
     change_tensors(tmp_path, lambda tensors: tensors[name][3].mul_(2))
     assert failures(tmp_path, base) == {("base_mismatch", name)}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"modules_to_save": [HEAD]}, {"lm_head.modules_to_save.weight", "lm_head.original_module.weight"}),
+        ({"trainable_token_indices": [3, 5]}, {"model.embed_tokens.token_adapter.base_layer.weight"}),
+    ],
+)
+def test_base_matrices_that_were_forced_into_the_file_are_refused_with_the_way_out(
+    tmp_path: Path, tied: bool, fields: dict[str, Any], names: set[str]
+) -> None:
+    _, base = train("Llama", tmp_path, tied=tied, **Q, **fields, save={"save_embedding_layers": True})
+    report, plan = judge(tmp_path, base)
+    refused = {check.subject: check for check in report.checks if check.verdict == "fail"}
+    assert plan is None
+    assert refused.keys() >= {PREFIX + name for name in names}
+    for name in names:
+        check = refused[PREFIX + name]
+        assert (check.name, "save_embedding_layers=False" in check.message) == ("unexpected_tensor", True)
+
+
+def test_a_copy_of_a_base_in_fewer_bits_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    _, base = train("Llama", tmp_path, tied=False, **KINDS["head"])
+    change_tensors(tmp_path, _double("lm_head.base_layer.weight"))
+    report, _ = judge(tmp_path, base)
+    assert report.first_failure is not None
+    assert report.first_failure.name == "base_mismatch"
+    assert "save_embedding_layers=False" in report.first_failure.message
 
 
 def test_a_copy_that_nobody_can_compare_is_refused_with_the_way_out(tmp_path: Path) -> None:
