@@ -1,7 +1,7 @@
 """Verified adapter files on disk, by digest: the cache between the registry and host memory.
 
-`AdapterDisk` decides what may enter: a folder is published after its canonical digest was recomputed, and what a former
-process left is verified again before it is used. Room and removal are the `FolderCache`'s.
+`AdapterDisk` decides what may enter and what may be used: a folder's canonical digest is recomputed before it is
+published, and again at each later load, since disks forget. Room and removal are the `FolderCache`'s.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from loraplex_engine.errors import DigestMismatchError
 from loraplex_engine.lora.folder_cache import FolderCache, sync
-from loraplex_engine.lora.stored import ShortFileError
 from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec
 from loraplex_registry.wire.client import ArtifactClient, ArtifactError
@@ -25,7 +24,6 @@ _FILES = ("adapter_config.json", _WEIGHTS, "chat_template.jinja")
 """The files that the digest is made of; the others of a version stay in the registry."""
 
 DEFAULT_MAX_BYTES = 10 << 30
-_MAX_PLANS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,6 @@ class AdapterDisk:
         self._base = base
         self._client = client
         self._tolerated = tolerated
-        self._verified: dict[str, AdapterPlan] = {}
 
     @contextmanager
     def hold(self, digest: str) -> Iterator[VerifiedAdapter]:
@@ -77,12 +74,7 @@ class AdapterDisk:
             OSError: The disk fails or is full.
         """
         with self.cache.hold(digest) as folder:
-            try:
-                yield self._get(digest, folder)
-            except ShortFileError:
-                # not what was verified any more: the next load looks again
-                self._verified.pop(digest, None)
-                raise
+            yield self._get(digest, folder)
 
     def put(self, source: Path) -> str:
         """Take in a folder's files as if the registry had sent them (test hooks); returns their digest.
@@ -105,18 +97,16 @@ class AdapterDisk:
             return self._get_once(digest, folder)
         except (DigestMismatchError, FileNotFoundError):
             self.cache.remove(digest)
-            self._verified.pop(digest, None)
             return self._get_once(digest, folder)
 
     def _get_once(self, digest: str, folder: Path) -> VerifiedAdapter:
-        fetch_s = self._fetch(digest, folder)
+        if not folder.is_dir():
+            return self._fetch(digest, folder)
         started_at = time.monotonic()
-        plan = self._verified.get(digest) or self._remember(digest, self._check(digest, folder))
-        return VerifiedAdapter(plan, folder / _WEIGHTS, fetch_s, time.monotonic() - started_at)
+        plan = self._check(digest, folder)
+        return VerifiedAdapter(plan, folder / _WEIGHTS, 0.0, time.monotonic() - started_at)
 
-    def _fetch(self, digest: str, folder: Path) -> float:
-        if folder.is_dir():
-            return 0.0
+    def _fetch(self, digest: str, folder: Path) -> VerifiedAdapter:
         if self._client is None:
             raise ArtifactError("this engine has no registry to fetch adapters from; start it with --registry-url")
         started_at = time.monotonic()
@@ -126,15 +116,10 @@ class AdapterDisk:
                 if self._client.fetch_file(digest, file.name, staged / file.name) != file.size:
                     raise ArtifactError(f"a file of {digest} is not as long as its manifest says")
                 sync(staged / file.name)
-            self._remember(digest, self._check(digest, staged))
+            fetched_at = time.monotonic()
+            plan = self._check(digest, staged)
             self.cache.publish(digest, staged)
-        return time.monotonic() - started_at
-
-    def _remember(self, digest: str, plan: AdapterPlan) -> AdapterPlan:
-        while len(self._verified) >= _MAX_PLANS:
-            self._verified.pop(next(iter(self._verified)), None)
-        self._verified[digest] = plan
-        return plan
+        return VerifiedAdapter(plan, folder / _WEIGHTS, fetched_at - started_at, time.monotonic() - fetched_at)
 
     def _check(self, digest: str, folder: Path) -> AdapterPlan:
         plan = self._judge(digest, folder)

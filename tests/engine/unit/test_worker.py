@@ -21,7 +21,7 @@ from loraplex_engine.lora import worker
 from loraplex_engine.lora.bank import DeviceBank
 from loraplex_engine.lora.base_weights import BaseUnreadableError, BaseWeights
 from loraplex_engine.lora.disk import AdapterDisk, VerifiedAdapter
-from loraplex_engine.lora.pack import UnservableAdapterError
+from loraplex_engine.lora.pack import UnservableAdapterError, pack
 from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.lora.stored import read_tensor, to_bfloat16
 from loraplex_engine.lora.worker import Loaded, load
@@ -135,16 +135,19 @@ def _get(disk: AdapterDisk, digest: str) -> VerifiedAdapter:
         return adapter
 
 
-def test_copy_that_changed_on_disk_is_replaced_after_a_restart(base: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_copy_that_changed_on_disk_is_replaced_by_the_next_load(base: Path, tmp_path: Path, is_restarted: bool) -> None:
     folder = write_adapter(tmp_path / "a", base)
     _, plan = check_adapter({file.name: file for file in folder.iterdir()}, load_spec(base))
     assert plan is not None
     client = FolderClient(folder)
-    _get(AdapterDisk(tmp_path / "adapters", load_spec(base), client), plan.digest)  # type: ignore[arg-type]
+    disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
+    _get(disk, plan.digest)
     assert client.num_fetches == 2
     _flip_a_bit(next((tmp_path / "adapters").rglob("adapter_model.safetensors")))
-    restarted = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
-    adapter = _get(restarted, plan.digest)
+    if is_restarted:
+        disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)  # type: ignore[arg-type]
+    adapter = _get(disk, plan.digest)
     assert client.num_fetches == 4
     assert adapter.weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
 
@@ -267,13 +270,20 @@ def _load_done(digest: str, disk: AdapterDisk, base: Path) -> tuple[LoadDone, in
     return result
 
 
-def test_a_file_cut_after_it_was_verified_is_fetched_again_by_the_next_load(base: Path, tmp_path: Path) -> None:
+def test_a_file_cut_after_it_was_verified_fails_its_load_and_is_fetched_again_by_the_next(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_adapter(tmp_path / "a", base)
     digest = AdapterDisk(tmp_path / "other", load_spec(base), None).put(folder)
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), FolderClient(folder))  # type: ignore[arg-type]
-    weights = _get(disk, digest).weights
-    os.truncate(weights, weights.stat().st_size - 100)
-    failed = load(digest, disk, BaseWeights(base, load_spec(base), "float32"))
+
+    def cut_and_pack(digest: str, adapter: VerifiedAdapter, base: BaseWeights) -> tuple[LoadDone, int]:
+        os.truncate(adapter.weights, adapter.weights.stat().st_size - 100)
+        return pack(digest, adapter, base)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "pack", cut_and_pack)
+        failed = load(digest, disk, BaseWeights(base, load_spec(base), "float32"))
     assert isinstance(failed, LoadFailed)
     assert (failed.stage, failed.is_content) == ("pack", False)
     assert "cut short" in failed.message
