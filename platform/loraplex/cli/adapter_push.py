@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from loraplex.cli.output import SHORT_DIGEST, AsJson, done, print_json, say, stderr
+from loraplex.cli.report import describe_honoured
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError
@@ -113,6 +114,8 @@ def tell(upload: Upload, *, is_default: bool) -> None:
     for check in version.report.checks:
         if check.verdict == "warn":
             say(f"  warning, {check.name}: {check.message.partition(';')[0].rstrip('.')}.")
+    if fields := describe_honoured(version.report.honoured):
+        say(f"  in effect: {fields}")
     if is_default:
         say(f"  {version.adapter} is now the default adapter of {version.tenant}: model={version.tenant} means it.")
     if version.promoted:

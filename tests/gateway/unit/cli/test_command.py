@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 from loraplex.cli.adapter_check import choose_base
+from loraplex.cli.adapter_push import tell
 from loraplex.cli.app import main
 from loraplex.cli.engine_flag import EngineFlags
 from loraplex.cli.output import clean
 from loraplex.cli.report import describe_honoured
 from loraplex.client.errors import ClientError
+from loraplex.client.upload import Upload
 from loraplex.demo.batch import BatchProof, compare
 from loraplex.demo.next_step import build_hints
 from loraplex.demo.question import Asker
 from loraplex.demo.team import STYLES, examples_folder
+from loraplex_registry.peft.report import build_report
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
+from loraplex_registry.wire.adapter import VersionView
 
 ROOT = Path(__file__).resolve().parents[4]
 COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; base list; tenants create; tenants list;
@@ -242,6 +246,28 @@ def test_module_and_script_are_the_same_command(run_python: Callable[[str], str]
         [sys.executable, "-m", "loraplex", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == run_python("from loraplex.version import __version__; print(__version__)").strip()
+
+
+def test_push_says_what_is_in_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    version = VersionView(
+        tenant="team-x",
+        adapter="default",
+        version=1,
+        kind="lora",
+        digest="sha256:" + "a" * 64,
+        state="ready",
+        promoted=True,
+        base_model="tiny",
+        rank=8,
+        target_modules=("q_proj",),
+        num_parameters=1,
+        size_bytes=1,
+        created_at="2026-01-01T00:00:00Z",
+        created_by="ada",
+        report=build_report((), honoured={"r": 8, "use_dora": True, "bias": None}),
+    )
+    tell(Upload(version, is_new=True), is_default=False)
+    assert "  in effect: r=8, use_dora\n" in capsys.readouterr().err
 
 
 def test_fields_in_effect_are_one_short_line_of_plain_text() -> None:
