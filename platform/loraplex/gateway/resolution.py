@@ -90,10 +90,14 @@ def resolve(model: str, caller: Caller, names: NameIndex, canary_key: str) -> Re
     return Resolved(adapter.base, adapter, _check_state(model, version))
 
 
-def find_live(adapter: AdapterName) -> VersionName | None:
-    """Return the first target of the live alias: the version that lists show."""
-    targets = adapter.aliases.get(LIVE, ())
-    return _by_number(adapter, targets[0].version) if targets else None
+def find_listed(adapter: AdapterName) -> VersionName | None:
+    """Return the version that lists show: of the live alias's targets that answer, the one with the most weight.
+
+    None if no call of the adapter's bare name succeeds; of equal weights the lowest number.
+    """
+    targets = sorted(adapter.aliases.get(LIVE, ()), key=lambda target: (-target.weight, target.version))
+    versions = (_by_number(adapter, target.version) for target in targets if target.weight)
+    return next((version for version in versions if version is not None and version.state == "ready"), None)
 
 
 def canary_bucket(alias_id: str, key: str) -> int:

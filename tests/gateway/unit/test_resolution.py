@@ -9,7 +9,7 @@ import pytest
 
 from loraplex.errors import AdapterLoadingError, AdapterQuarantinedError, AdapterRetiredError, ModelNotFoundError
 from loraplex.gateway.names import NameIndex
-from loraplex.gateway.resolution import Caller, canary_bucket, resolve
+from loraplex.gateway.resolution import Caller, canary_bucket, find_listed, resolve
 from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta, Target, VersionName
 
 BASE = "tiny-base"
@@ -253,3 +253,27 @@ async def test_a_request_after_a_change_sees_it_and_one_fetch_serves_many() -> N
     await index.ensure_fresh()
     await index.ensure_fresh()
     assert fetched == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("states", "weights", "listed"),
+    [
+        (("ready", "ready"), (90, 10), 1),
+        (("ready", "ready"), (10, 90), 2),
+        (("ready", "ready"), (50, 50), 1),
+        (("quarantined", "ready"), (90, 10), 2),
+        (("ready", "quarantined"), (10, 90), 1),
+        (("quarantined", "quarantined"), (90, 10), None),
+    ],
+)
+def test_a_canary_is_listed_while_some_of_its_calls_are_answered(
+    states: tuple[str, str], weights: tuple[int, int], listed: int | None
+) -> None:
+    targets = tuple(Target(number, weight) for number, weight in zip((1, 2), weights, strict=True))
+    versions = tuple(version(number, state) for number, state in zip((1, 2), states, strict=True))
+    found = find_listed(adapter(versions=versions, aliases={"live": targets}))
+    assert (found and found.number) == listed
+
+
+def test_an_adapter_without_a_live_version_is_not_listed() -> None:
+    assert find_listed(adapter(aliases={})) is None

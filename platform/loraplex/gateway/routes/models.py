@@ -11,7 +11,7 @@ from loraplex.errors import ModelNotFoundError
 from loraplex.gateway.inference import Inference, check_may_infer
 from loraplex.gateway.names import NameIndex
 from loraplex.gateway.permission import get_identity
-from loraplex.gateway.resolution import Caller, Resolved, find_live, resolve
+from loraplex.gateway.resolution import Caller, Resolved, find_listed, resolve
 from loraplex_registry.wire.adapter import AdapterName
 
 _PREFIX = "/v1/models/"
@@ -42,7 +42,7 @@ def build_model_router(names: NameIndex, inference: Inference, started_at: int) 
 
 
 def list_cards(names: NameIndex, caller: Caller, started_at: int) -> list[dict[str, Any]]:
-    """Bases first, then one entry per adapter with a live version, by the shortest name that calls it."""
+    """Bases first, then one entry per adapter of which a live version is ready, by the shortest name that calls it."""
     bases = [base for base in names.bases() if caller.bases is None or base.name in caller.bases]
     adapters = names.adapters(None if caller.tenant is None else (caller.tenant,))
     return [
@@ -52,11 +52,11 @@ def list_cards(names: NameIndex, caller: Caller, started_at: int) -> list[dict[s
 
 
 def _show_adapter(adapter: AdapterName, started_at: int) -> dict[str, Any] | None:
-    live = find_live(adapter)
-    if live is None or live.state != "ready":
+    version = find_listed(adapter)
+    if version is None:
         return None
     name = adapter.tenant if adapter.is_default else f"{adapter.tenant}/{adapter.name}"
-    return _show_resolved(name, Resolved(adapter.base, adapter, live), started_at)
+    return _show_resolved(name, Resolved(adapter.base, adapter, version), started_at)
 
 
 def _show_resolved(name: str, resolved: Resolved, started_at: int) -> dict[str, Any]:
