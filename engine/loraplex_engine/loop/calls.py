@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loraplex_engine.errors import LoadTimeoutError, RequestError
 from loraplex_engine.lora.residency import Residency
@@ -14,6 +14,7 @@ from loraplex_engine.wire.messages import DropAdapter, ErrorInfo, LoadAdapter, R
 class _Pending:
     call: LoadAdapter | DropAdapter
     expires_at: float
+    is_overtaken: bool = False
 
 
 class AdapterCalls:
@@ -31,12 +32,13 @@ class AdapterCalls:
         return bool(self._pending)
 
     def add(self, call: LoadAdapter | DropAdapter) -> None:
-        """Begin what the call asks for."""
+        """Begin what the call asks for; a drop ends the loads of its digest that came before it."""
         if isinstance(call, LoadAdapter):
             self._residency.welcome(call.digest)
             self._residency.prefetch(call.digest)
         else:
             self._residency.drop(call.digest)
+            self._pending = [_overtake(pending, call.digest) for pending in self._pending]
         self._pending.append(_Pending(call, self._clock() + self._timeout_s))
 
     def settle(self) -> list[Reply]:
@@ -47,6 +49,8 @@ class AdapterCalls:
 
     def _find_answer(self, pending: _Pending) -> Reply | None:
         call = pending.call
+        if pending.is_overtaken:
+            return _refuse(call.call_id, LoadTimeoutError("The adapter was dropped meanwhile; try again."))
         reply = self._try_load(call) if isinstance(call, LoadAdapter) else self._try_drop(call)
         if reply is None and self._clock() >= pending.expires_at:
             return _refuse(call.call_id, LoadTimeoutError("The adapter is still in use, or every slot is; try again."))
@@ -67,6 +71,11 @@ class AdapterCalls:
         if self._residency.is_draining(call.digest):
             return None
         return Reply(call.call_id, {"digest": call.digest})
+
+
+def _overtake(pending: _Pending, digest: str) -> _Pending:
+    is_load = isinstance(pending.call, LoadAdapter) and pending.call.digest == digest
+    return replace(pending, is_overtaken=True) if is_load else pending
 
 
 def _refuse(call_id: int, error: RequestError) -> Reply:

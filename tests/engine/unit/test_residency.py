@@ -6,8 +6,10 @@ import mmap
 
 import pytest
 
+from loraplex_engine.loop.calls import AdapterCalls
 from loraplex_engine.lora.packed import LoadDone, PackedAdapter
 from loraplex_engine.slots.table import SlotState
+from loraplex_engine.wire.messages import DropAdapter, LoadAdapter
 from schedules import World
 
 
@@ -38,6 +40,22 @@ def test_five_hundred_requests_aborted_while_their_adapter_loads_leave_nothing()
     world.loader.finish("cold")
     world.settle_loads()
     assert not world.residency.is_draining("cold")
+    assert _holds_nothing(world)
+
+
+def test_a_drop_ends_the_load_that_was_asked_for_before_it() -> None:
+    world = World()
+    calls = AdapterCalls(world.residency, 60.0, lambda: 0.0)
+    calls.add(LoadAdapter(1, "d1", pin=False))
+    calls.add(DropAdapter(2, "d1"))
+    (refused,) = calls.settle()
+    assert refused.call_id == 1
+    assert refused.error is not None
+    assert refused.error.code == "adapter_loading"
+    world.loader.finish("d1")
+    world.settle_loads()
+    assert [(reply.call_id, reply.error) for reply in calls.settle()] == [(2, None)]
+    assert not calls.is_pending
     assert _holds_nothing(world)
 
 
