@@ -31,7 +31,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Suspect:
     digest: str
-    token_ids: list[int]
+    prompt_ids: list[int]
+    output_ids: list[int]
     prompt_hash: bytes
 
 
@@ -67,8 +68,9 @@ class Blame:
         if len(self._suspects) >= _MAX_SUSPECTS:
             self._on_verdict("unknown")
             return
-        token_ids = (request.prompt_ids + request.output_ids)[: self._scheduler.max_step_tokens]
-        self._suspects.append(_Suspect(request.digest, token_ids, chain_hash(b"", request.prompt_ids)))
+        prompt_ids = request.prompt_ids[: self._scheduler.max_step_tokens]
+        output_ids = request.output_ids[: self._scheduler.max_step_tokens - len(prompt_ids)]
+        self._suspects.append(_Suspect(request.digest, prompt_ids, output_ids, chain_hash(b"", request.prompt_ids)))
 
     def settle(self, events: Sequence[TokenEvent]) -> list[TokenEvent]:
         """Take the answers to questions out of a step's events, draw conclusions, and ask the next question.
@@ -88,8 +90,10 @@ class Blame:
 
     def _ask(self, digest: str | None) -> None:
         suspect = self._suspects[0]
-        params = SamplingParams(1, temperature=0.0, ignore_eos=True)
-        request = Request(f"blame:{next(self._ids)}", suspect.token_ids, params, digest, is_lone=True)
+        # NOTE: outputs stay outputs: an adapter that is invoked acts from a place in the prompt
+        params = SamplingParams(len(suspect.output_ids) + 1, temperature=0.0, ignore_eos=True)
+        request = Request(f"blame:{next(self._ids)}", suspect.prompt_ids, params, digest, is_lone=True)
+        request.output_ids = list(suspect.output_ids)
         request.deadline_at = self._clock() + _TIMEOUT_S
         try:
             self._scheduler.add(request)

@@ -65,6 +65,24 @@ def test_questions_have_a_step_of_their_own_and_read_no_cached_block() -> None:
     assert world.verdicts == ["adapter"]
 
 
+def test_questions_ask_from_the_same_invocation_on_whatever_the_outputs_hold() -> None:
+    world = World(budget=32)
+    world.loader.invocation_ids["bad"] = (101,)
+    world.load("bad")
+    starts: list[int] = []
+
+    def late(request: Request, _: StepPlan) -> bool:
+        starts.append(request.adapter_start)
+        return request.digest == "bad" and request.num_tokens > 6
+
+    world.request("fails", [5, 101, 3, 4], "bad", max_tokens=8)
+    for _ in range(8):
+        world.step(token=101, is_invalid=late)
+    assert world.verdicts == ["adapter"]
+    # the last question, on the base, has no adapter
+    assert starts == [1, 1, 1, 1, 1, 0]
+
+
 def test_three_prompts_quarantine_an_adapter_here_and_end_those_that_wait_for_it() -> None:
     world = World(num_slots=2, budget=32, max_num_seqs=1)
     world.load("bad", "good")
