@@ -29,7 +29,7 @@ ERROR_MODULES = (
     "loraplex_registry.errors",
     "loraplex_registry.peft.errors",
 )
-TEST_SETTINGS = {"LORAPLEX_TEST_PG", "LORAPLEX_TEST_REQUIRE", "LORAPLEX_TEST_CASES"}
+TEST_SETTINGS = {"LORAPLEX_TEST_PG", "LORAPLEX_TEST_REQUIRE", "LORAPLEX_TEST_CASES", "LORAPLEX_TEST_LONG"}
 
 
 def _page(name: str) -> str:
