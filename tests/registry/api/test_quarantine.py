@@ -62,7 +62,7 @@ async def test_admin_quarantines_and_releases(world: World, make_adapter: Any) -
     async def forget(digest: str) -> None:
         forgotten.append(((await admin("GET", f"{A}/versions/1")).json()["state"], digest))
 
-    world.registry.know_engines(forget)
+    world.registry.know_engines(forget, lambda base, digests: None)
     for _ in range(2):
         taken = await admin("POST", f"{A}/versions/1/quarantine")
         assert (taken.status_code, taken.json()["state"]) == (200, "quarantined")
