@@ -7,6 +7,7 @@ download holds none. A dropped digest goes the moment that no request holds it, 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable
 from typing import Protocol
@@ -19,6 +20,7 @@ from loraplex_engine.slots.table import SlotState, SlotTable
 _DROP_MEMORY_S = 60.0
 """A request that was on its way when its digest was dropped is served, but the digest does not stay for it."""
 _SMOOTHING = 0.2
+_log = logging.getLogger(__name__)
 
 
 class Loader(Protocol):
@@ -65,6 +67,7 @@ class Residency:
         self._wanted: tuple[str, ...] = ()
         self._holds: Counter[str] = Counter()
         self._leaving: set[str] = set()
+        self._unbound: list[str] = []
         self._dropped_until: dict[str, float] = {}
         self._disk = (0, 0)
         self.health = AdapterHealth(clock)
@@ -216,8 +219,8 @@ class Residency:
         return self.health.find_refusal(digest)
 
     def poll(self) -> list[str]:
-        """Take in finished loads; returns the digests that failed, whose waiting requests must be told."""
-        failed = []
+        """Take in finished loads; returns the digests that failed, also on their way to a slot; tell their requests."""
+        failed, self._unbound = self._unbound, []
         for result in self._loader.take_finished():
             self._loading.pop(result.digest, None)
             if isinstance(result, PackedAdapter):
@@ -248,7 +251,12 @@ class Residency:
             return None
         self._host.move_to_end(digest)
         started_at = self._clock()
-        self._bank.bind(slot_id, self._host[digest])
+        try:
+            self._bank.bind(slot_id, self._host[digest])
+        except Exception:  # noqa: BLE001 - whatever it was, it hurts this adapter alone
+            _log.exception("%s could not be put into slot %d", digest, slot_id)
+            self._give_up(digest, slot_id)
+            return None
         now = self._clock()
         self.bind_s = _smooth(self.bind_s, now - started_at)
         self.num_binds += 1
@@ -256,6 +264,17 @@ class Residency:
         if digest in self._leaving:
             self.slots.drain(slot_id)
         return slot_id
+
+    def _give_up(self, digest: str, slot_id: int) -> None:
+        """Let go of an adapter that its slot did not take, as if its load had failed."""
+        self._bank.clear(slot_id)
+        self.slots.release(slot_id)
+        del self._host[digest]
+        message = "The adapter could not be put into its slot."
+        failed = LoadFailed(digest, "bind", "adapter_loading", message, is_content=False)
+        self.health.note_failure(failed)
+        self._on_loaded(failed)
+        self._unbound.append(digest)
 
     def _admit(self, adapter: PackedAdapter) -> None:
         self.health.note_loaded(adapter.digest)

@@ -34,6 +34,8 @@ class _Suspect:
     prompt_ids: list[int]
     output_ids: list[int]
     prompt_hash: bytes
+    is_cut: bool
+    """The request had more tokens than one step computes, so an answer without a fault says nothing."""
 
 
 class Blame:
@@ -70,7 +72,9 @@ class Blame:
             return
         prompt_ids = request.prompt_ids[: self._scheduler.max_step_tokens]
         output_ids = request.output_ids[: self._scheduler.max_step_tokens - len(prompt_ids)]
-        self._suspects.append(_Suspect(request.digest, prompt_ids, output_ids, chain_hash(b"", request.prompt_ids)))
+        is_cut = len(prompt_ids) + len(output_ids) < request.num_tokens
+        prompt_hash = chain_hash(b"", request.prompt_ids)
+        self._suspects.append(_Suspect(request.digest, prompt_ids, output_ids, prompt_hash, is_cut))
 
     def settle(self, events: Sequence[TokenEvent]) -> list[TokenEvent]:
         """Take the answers to questions out of a step's events, draw conclusions, and ask the next question.
@@ -108,7 +112,7 @@ class Blame:
             self._ask(None)
             return []
         if question.digest is not None:
-            self._close("company" if code is None else "unknown")
+            self._close("company" if code is None and not self._suspects[0].is_cut else "unknown")
             return []
         suspect = self._suspects[0]
         self._close("adapter" if code is None else "base" if code == StepFailedError.code else "unknown")

@@ -168,3 +168,29 @@ def test_disk_cache_is_counted_as_the_loader_last_saw_it() -> None:
     assert world.residency.tier_to_adapters == {"slot": 1, "host": 2, "disk": 7}
     assert world.residency.tier_to_bytes == {"slot": 64, "host": 128, "disk": 100}
     assert world.residency.tier_to_evictions == {"slot": 1, "host": 0, "disk": 3}
+
+
+def test_adapter_that_its_slot_does_not_take_hurts_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(num_slots=2)
+    world.load("good", "bad")
+    bind = world.bank.bind
+
+    def fail(slot_id: int, adapter: PackedAdapter) -> None:
+        bind(slot_id, adapter)
+        if adapter.digest == "bad":
+            raise MemoryError
+
+    monkeypatch.setattr(world.bank, "bind", fail)
+    world.request("a", digest="bad")
+    world.request("b", digest="good")
+    plan, _ = world.step()
+    assert [row.request.request_id for row in plan.rows] == ["b"]
+    (event,) = world.settle_loads()
+    assert event.request_id == "a"
+    assert event.error is not None
+    assert event.error.code == "adapter_loading"
+    assert world.residency.slots.find("bad") is None
+    assert "bad" not in world.bank.bound.values()
+    assert not world.residency.health.state()["failed"]["bad"]["is_final"]
+    world.scheduler.check_integrity()
+    world.residency.check_integrity()
