@@ -49,13 +49,9 @@ def adapt_embedding(x: Tensor, token_ids: Tensor, adapters: AdapterRows) -> None
     if adapters.replacements is not None:
         slot_to_own = adapters.replacements.find_rows(EMBEDDING_GROUP, adapters.slots)
         for slot, rows in adapters.segments.spans():
-            if (own := slot_to_own.get(slot)) is None:
-                continue
-            if own.token_ids is None:
-                x[rows] = own.rows[token_ids[rows]]
-                continue
-            at_row, at_own = torch.nonzero(token_ids[rows, None] == own.token_ids, as_tuple=True)
-            x[rows[at_row]] = own.rows[at_own]
+            if (own := slot_to_own.get(slot)) is not None:
+                found, own_rows = own.find(token_ids[rows])
+                x[rows[found]] = own.rows[own_rows]
     if adapters.table.targets(EMBEDDING_GROUP, 0, adapters.slots):
         ranks = _embedding_ranks(token_ids, adapters)
         lora_expand(ranks, x, adapters.table, 0, EMBEDDING_GROUP, adapters.segments)

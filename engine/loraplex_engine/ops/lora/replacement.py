@@ -6,21 +6,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from loraplex_engine.core.module_group import EMBEDDING_GROUP, HEAD_GROUP
 
 
-@dataclass(frozen=True)
 class RowsReplacement:
     """Rows of the embedding or head."""
 
-    rows: Tensor
-    """[n, E] in the model's dtype"""
-    token_ids: Tensor | None
-    """[n] int64, all different; None: every row of the vocabulary, in order."""
+    def __init__(self, rows: Tensor, token_ids: Tensor | None) -> None:
+        self.rows = rows
+        """[n, E] in the model's dtype"""
+        self.token_ids = token_ids
+        """[n] int64, all different; None: every row of the vocabulary, in order."""
+        self._sorted = None if token_ids is None else token_ids.sort()
+
+    def find(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where replaced tokens stand in `token_ids` [T], and at which of `rows` each of them has its own."""
+        if self._sorted is None:
+            return torch.arange(len(token_ids), device=token_ids.device), token_ids
+        known, order = self._sorted
+        places = torch.searchsorted(known, token_ids).clamp(max=len(known) - 1)
+        found = torch.nonzero(known[places] == token_ids).squeeze(1)
+        return found, order[places[found]]
 
 
 class Replacements:
