@@ -6,6 +6,8 @@ BIN := .venv/bin
 STAMP := .venv/.setup-done
 BASE := smollm2-135m
 ARGS ?=
+# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,10 +25,10 @@ base: $(STAMP) ## Fetch the small chat model that the demo and some tests use
 demo: $(STAMP) ## Start the platform with three example teams and ask them all one question (ONCE=1: then stop)
 	@$(BIN)/loraplex up --demo $(if $(ONCE),--once) $(ARGS)
 
-test: $(STAMP) ## Run all tests
+test: $(STAMP) ## Run all tests, on up to four cores (in one process: ARGS='-n 0')
 	@$(BIN)/python -m loraplex_engine pull $(BASE) || \
 	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 endure: $(STAMP) ## Run the long cases at full length, an hour or so; `make test` has each of them for a few seconds
 	@$(BIN)/python -m pytest tests/cases -m endure --endure $(ARGS)

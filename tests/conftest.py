@@ -32,6 +32,8 @@ for _name in [name for name in os.environ if name.startswith("LORAPLEX_")]:
 # A test never waits for a hub, and tokenizers must not warn when a test forks.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Tests run side by side: threads that wait for one another at barriers would all wait for a core.
+os.environ["OMP_NUM_THREADS"] = os.environ["LORAPLEX_ENGINE_CPU_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,7 +34,7 @@ from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.wire.digest import artifact_path
 
 _ids = itertools.count()
-_SMALL = {"dtype": "float32", "kv_cache_memory_bytes": 128 << 20}
+_SMALL = {"dtype": "float32", "kv_cache_memory_bytes": 128 << 20, "cpu_threads": 1}
 QV = ["q_proj", "v_proj"]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SEVEN = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
