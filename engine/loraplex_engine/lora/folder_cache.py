@@ -121,7 +121,10 @@ class FolderCache:
 
     def _reserve(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            raise NoRoomError(f"it has {num_bytes} bytes, and the disk cache of adapters may have {self._max_bytes}")
+            raise NoRoomError(
+                f"it has {num_bytes} bytes, and the disk cache of adapters may have {self._max_bytes}: "
+                "an administrator has to raise --adapter-cache-bytes"
+            )
         with self._lock:
             if not self._lock.wait_for(lambda: self._try_make_room(num_bytes), _ROOM_S):
                 raise NoRoomError("other loads hold the whole disk cache of adapters")

@@ -47,7 +47,7 @@ class Failure:
                 f"This replica gave up loading the adapter after {self.num_attempts} tries: {self.last.message} "
                 "Upload it again as a new version."
             )
-        kind = DigestMismatchError if self.last.is_content else LoadFailedError
+        kind = DigestMismatchError if self.last.code == DigestMismatchError.code else LoadFailedError
         return kind(self.last.message)
 
 

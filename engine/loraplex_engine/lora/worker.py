@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from loraplex_engine.errors import DigestMismatchError
+from loraplex_engine.errors import DigestMismatchError, LoadFailedError
 from loraplex_engine.lora.base_weights import BaseUnreadableError, BaseWeights
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.folder_cache import FolderCache
@@ -93,10 +93,10 @@ def load(digest: str, disk: AdapterDisk, base: BaseWeights) -> Loaded:
         return LoadFailed(digest, "verify", error.code, str(error), is_content=True)
     except UnservableAdapterError as error:
         message = f"The adapter cannot be served: {error}."
-        return LoadFailed(digest, stage, DigestMismatchError.code, message, is_content=True)
+        return LoadFailed(digest, stage, LoadFailedError.code, message, is_content=True)
     except Exception as error:  # noqa: BLE001 - a load that fails must not end the others in this process
         _log.warning("%s could not be loaded: %r", digest, error)
-        return LoadFailed(digest, stage, "adapter_loading", _explain(error), is_content=False)
+        return LoadFailed(digest, stage, LoadFailedError.code, _explain(error), is_content=False)
 
 
 def _note_disk(facts: LoadDone, cache: FolderCache) -> LoadDone:

@@ -14,8 +14,8 @@ class Clock:
         return self.now
 
 
-def _failed(is_content: bool) -> LoadFailed:
-    return LoadFailed("d", "verify", "shape" if is_content else "adapter_loading", "It is broken.", is_content)
+def _failed(is_content: bool, code: str = "adapter_loading") -> LoadFailed:
+    return LoadFailed("d", "verify", code, "It is broken.", is_content)
 
 
 def test_pause_between_tries_doubles_up_to_half_a_minute() -> None:
@@ -66,10 +66,12 @@ def test_causes_outside_the_bytes_never_become_final() -> None:
         assert health.find_refusal("d") is None
 
 
-def test_first_failure_by_the_bytes_is_named_as_such() -> None:
+def test_bytes_of_another_digest_are_named_as_such() -> None:
     health = AdapterHealth(Clock())
-    health.note_failure(_failed(is_content=True))
+    health.note_failure(_failed(is_content=True, code="digest_mismatch"))
     assert isinstance(health.find_refusal("d"), DigestMismatchError)
+    health.note_failure(_failed(is_content=True))
+    assert isinstance(health.find_refusal("d"), LoadFailedError)
     health.note_loaded("d")
     assert health.find_refusal("d") is None
 

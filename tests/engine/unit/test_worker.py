@@ -248,7 +248,8 @@ def test_an_adapter_larger_than_the_disk_cache_is_said_so(base: Path, tmp_path: 
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client, max_bytes=1000)  # type: ignore[arg-type]
     failed = _load_absent(base, disk)
     assert isinstance(failed, LoadFailed)
-    assert failed.message.endswith(" bytes, and the disk cache of adapters may have 1000")
+    assert "the disk cache of adapters may have 1000: " in failed.message
+    assert failed.message.endswith("has to raise --adapter-cache-bytes")
     assert (failed.is_content, client.num_fetches) == (False, 0)
 
 
