@@ -45,7 +45,7 @@ def test_load_that_fails_by_its_bytes_five_times_is_final_until_it_is_asked_for_
     assert health.state()["failed"] == {
         "d": {
             "reason": "It is broken.",
-            "code": "shape",
+            "code": "adapter_loading",
             "attempts": 5,
             "is_content": True,
             "is_final": True,
