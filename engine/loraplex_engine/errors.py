@@ -40,6 +40,8 @@ The slug `code` is what the API answers as `error.code`; the server maps it to a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class EngineError(Exception):
     """The engine met a problem; see the message for what to do."""
@@ -136,6 +138,12 @@ class InvocationMissingError(RequestError):
     """The prompt lacks the adapter's invocation tokens; it acts only from there on, so add them to the prompt."""
 
     code = "alora_invocation_missing"
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int]) -> InvocationMissingError:
+        """The error that names the tokens, or the first of them."""
+        shown = ", ".join(map(str, token_ids[:16])) + (", ..." if len(token_ids) > 16 else "")
+        return cls(f"The prompt lacks the tokens that invoke this adapter ({shown}); it acts only from there on.")
 
 
 class TooLargeForCacheError(RequestError):

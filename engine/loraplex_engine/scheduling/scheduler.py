@@ -274,7 +274,7 @@ class Scheduler:
         invocation_ids = self._residency.facts(request.digest).invocation_ids
         start = find_last(request.prompt_ids, invocation_ids)
         if start is None:
-            self._ended.append(self._fail(request, InvocationMissingError()))
+            self._ended.append(self._fail(request, InvocationMissingError.of(invocation_ids)))
             return False
         request.adapter_start = start
         return True

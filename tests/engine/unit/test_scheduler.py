@@ -318,6 +318,8 @@ def test_prompt_without_the_invocation_is_refused_and_never_answered_as_the_base
     plan, events = world.step()
     assert [row.request.request_id for row in plan.rows] == ["next"]
     assert code_of(events[0]) == "alora_invocation_missing"
+    assert events[0].error is not None
+    assert "(8, 9)" in events[0].error.message
     assert world.residency.slots.slots[0].num_pins == 1
 
 
