@@ -38,7 +38,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         world = EngineWorld(
-            pull("smollm2-135m", _CACHE_DIR), Path(folder), dtype=args.dtype, kv_cache_memory_bytes=1 << 30
+            pull("smollm2-135m", _CACHE_DIR),
+            Path(folder),
+            dtype=args.dtype,
+            kv_cache_memory_bytes=1 << 30,
+            cpu_threads=0,
         )
         digests = _put_adapters(world, Path(folder))
         print(f"SmolLM2-135M, {world.engine.facts.dtype}, {torch.get_num_threads()} threads; adapters of ranks 4 to 64")
