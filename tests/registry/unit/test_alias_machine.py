@@ -60,7 +60,8 @@ class AliasMachine(RuleBasedStateMachine):
         async def work(change: Change) -> None:
             base = BaseRow(
                 name="b", accepted_names=[], fingerprint="f", weights_digest="", architecture="a", vocab_size=1,
-                modules={}, max_lora_rank=1, default_context=1, changed_epoch=change.epoch,
+                modules={}, max_lora_rank=1, default_context=1, max_saved_bytes=1, matrix_hashes={},
+                changed_epoch=change.epoch,
             )  # fmt: skip
             change.session.add(base)
             await change.session.flush()
