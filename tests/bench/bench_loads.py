@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--part", choices=_PARTS, help="this one alone")
     parser.add_argument("--pairs", type=int, default=6, help="gaps: stretches without and with loads")
     parser.add_argument("--seconds", type=float, default=15.0, help="gaps: of each stretch")
-    parser.add_argument("--loads-per-s", type=float, default=2.0, help="gaps")
+    parser.add_argument("--loads-per-s", type=float, default=0.5, help="gaps")
     parser.add_argument("--rank", type=int, default=16, help="gaps: of all adapters, on all seven modules")
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--storm-seconds", type=float, default=60.0)
