@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from loraplex_engine.errors import LoadTimeoutError, RequestError
+from loraplex_engine.errors import ConflictError, LoadTimeoutError, RequestError
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.wire.messages import DropAdapter, ErrorInfo, LoadAdapter, Reply
 
@@ -50,7 +50,8 @@ class AdapterCalls:
     def _find_answer(self, pending: _Pending) -> Reply | None:
         call = pending.call
         if pending.is_overtaken:
-            return _refuse(call.call_id, LoadTimeoutError("The adapter was dropped meanwhile; try again."))
+            info = ErrorInfo(ConflictError.code, "The adapter was dropped while it was on its way.")
+            return Reply(call.call_id, error=info)
         reply = self._try_load(call) if isinstance(call, LoadAdapter) else self._try_drop(call)
         if reply is None and self._clock() >= pending.expires_at:
             return _refuse(call.call_id, LoadTimeoutError("The adapter is still in use, or every slot is; try again."))

@@ -51,7 +51,7 @@ def test_a_drop_ends_the_load_that_was_asked_for_before_it() -> None:
     (refused,) = calls.settle()
     assert refused.call_id == 1
     assert refused.error is not None
-    assert refused.error.code == "adapter_loading"
+    assert refused.error.code == "conflict"
     world.loader.finish("d1")
     world.settle_loads()
     assert [(reply.call_id, reply.error) for reply in calls.settle()] == [(2, None)]
