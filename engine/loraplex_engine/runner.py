@@ -42,6 +42,8 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all rows of the plan in one forward pass and sample those that reached their last token."""
         gemms_before = self._model.base_gemm_calls
+        if plan.block_copies:
+            self._cache.copy(plan.block_copies)
         slot_of_row = _slots(plan)
         inputs = self._build_inputs(plan, slot_of_row)
         hidden = self._model.forward(inputs, self._cache)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loraplex_engine.core.request import Request
-from loraplex_engine.wire.messages import TokenEvent
+from loraplex_engine.wire.messages import TokenEvent, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,8 @@ class StepPlan:
 
     rows: list[PlannedRow]
     ended: list[TokenEvent] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    """KV blocks (from, to) to copy before the pass: copy on write of blocks that requests share."""
 
     @property
     def num_tokens(self) -> int:
@@ -67,3 +69,5 @@ class StepResult:
     invalid: frozenset[str] = frozenset()
     logits: dict[str, Tensor] = field(default_factory=dict)
     num_base_gemms: int = 0
+    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    """Of the tokens in `sampled` whose requests asked for them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,12 @@ class KVCache:
         """Overwrite whole blocks in every layer."""
         for tensor in (*self.k, *self.v):
             tensor[block_ids] = value
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (from, to) in every layer; no block may be both."""
+        sources, targets = map(list, zip(*pairs, strict=True))
+        for tensor in (*self.k, *self.v):
+            tensor[targets] = tensor[sources]
 
 
 def build_kv_cache(

@@ -28,6 +28,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to the logit of each token id named."""
+    logprobs: int | None = None
+    """Tell the log-probability of each token, and this many likeliest beside it; None: tell none."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,6 +70,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     digest: str | None = None
     tenant_id: str = ""
     deadline_s: float = 600.0
+    priority: int = 0
+    """Lower goes first."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -167,6 +176,15 @@ class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
     message: str
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural log-probabilities at one output position, before temperature and filters."""
+
+    logprob: float
+    """Of the token that was chosen."""
+    top: list[tuple[int, float]] = []
+    """Token ids with theirs, likeliest first, the lower id first among equals."""
+
+
 class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     """New tokens of one request; the last event of a request has `finish` and `stats`.
 
@@ -179,6 +197,8 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     finish: str | None = None
     error: ErrorInfo | None = None
     stats: RequestStats | None = None
+    logprobs: list[TokenLogprobs] = []
+    """One for each of `token_ids` where the request asked for them."""
 
 
 class TokenEvents(msgspec.Struct, frozen=True, tag="tokens"):
