@@ -69,5 +69,7 @@ class StepResult:
     invalid: frozenset[str] = frozenset()
     logits: dict[str, Tensor] = field(default_factory=dict)
     num_base_gemms: int = 0
+    model_s: float = 0.0
+    """Seconds of the forward pass, the head and the choice of tokens; what else a step takes is the host's."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     """Of the tokens in `sampled` whose requests asked for them."""
