@@ -29,7 +29,7 @@ from engines import EngineWorld
 
 _BATCHES = (1, 4, 8, 16)
 _ROWS = 16
-_MIXED = (
+MIXED = (
     Recipe(4, SEVEN),
     Recipe(4, SEVEN),
     Recipe(8, QV),
@@ -100,11 +100,11 @@ def main() -> int:
 def build_cases(options: argparse.Namespace, folder: Path) -> dict[str, Case]:
     """All cases by name, every adapter resident."""
     base = open_base(options.base, folder, is_tiny=options.quick)
-    world = open_world(base, folder / "rank64", options, max_lora_rank=64, max_loras=2 * _ROWS + len(_MIXED))
+    world = open_world(base, folder / "rank64", options, max_lora_rank=64, max_loras=2 * _ROWS + len(MIXED))
     large = open_world(base, folder / "rank128", options, max_lora_rank=128, max_loras=_ROWS + 2)
     seven = load(world, base, [Recipe(16, SEVEN)] * _ROWS, first_seed=0)
     qv = load(world, base, [Recipe(8, QV)] * _ROWS, first_seed=100)
-    mixed = load(world, base, _MIXED, first_seed=200)
+    mixed = load(world, base, MIXED, first_seed=200)
     neighbours = load(large, base, [Recipe(8, QV)] * _ROWS, first_seed=100)
     big_qvo, big_seven = load(large, base, [Recipe(128, QVO), Recipe(128, SEVEN)], first_seed=300)
     cases = [
