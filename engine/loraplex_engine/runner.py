@@ -18,7 +18,7 @@ from loraplex_engine.models.decoder import Decoder
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.segment import build_segments
 from loraplex_engine.ops.lora.table import LoraTable
-from loraplex_engine.sampling import mask_endings, sample
+from loraplex_engine.sampling.sampler import Sampler
 
 
 class ModelRunner:
@@ -38,7 +38,7 @@ class ModelRunner:
         self._table = table
         self._replacements = replacements
         self._block_size = block_size
-        self._eos_token_ids = eos_token_ids
+        self._sampler = Sampler(eos_token_ids)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -96,27 +96,12 @@ class ModelRunner:
 
     def _read(self, wanted: list[PlannedRow], logits: Tensor) -> StepResult:
         num_sampling = sum(row.samples for row in wanted)
-        sampled, invalid = self._sample(wanted[:num_sampling], logits[:num_sampling])
+        samples = self._sampler.sample(logits[:num_sampling], [row.request for row in wanted[:num_sampling]])
         kept: dict[str, Tensor] = {}
         for row in wanted[num_sampling:]:
             begin = num_sampling + sum(map(len, kept.values()))
             kept[row.request.request_id] = logits[begin : begin + row.num_tokens]
-        return StepResult(sampled, invalid, kept)
-
-    def _sample(self, rows: list[PlannedRow], logits: Tensor) -> tuple[dict[str, int], frozenset[str]]:
-        is_finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-        invalid = frozenset(row.request.request_id for row, ok in zip(rows, is_finite, strict=True) if not ok)
-        for index, row in enumerate(rows):
-            params = row.request.params
-            if len(row.request.output_ids) < params.min_tokens:
-                mask_endings(logits, index, (*self._eos_token_ids, *params.stop_token_ids))
-        valid = [index for index, ok in enumerate(is_finite) if ok]
-        token_ids = sample(
-            logits[valid],
-            [rows[index].request.params for index in valid],
-            [len(rows[index].request.output_ids) for index in valid],
-        )
-        return {rows[i].request.request_id: token for i, token in zip(valid, token_ids, strict=True)}, invalid
+        return StepResult(samples.token_ids, samples.invalid, kept, logprobs=samples.logprobs)
 
 
 def _slots(plan: StepPlan) -> list[int]:

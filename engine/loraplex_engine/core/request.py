@@ -14,7 +14,7 @@ NO_SLOT = -1
 """Slot of rows that use the base alone."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Request:
     """A generation: what was asked, what has been computed, what it holds.
 
@@ -26,6 +26,8 @@ class Request:
     params: SamplingParams
     digest: str | None = None
     tenant_id: str = ""
+    priority: int = 0
+    """Lower goes first."""
     deadline_at: float = float("inf")
     arrived_at: float = 0.0
     wants_logits: bool = False
@@ -38,12 +40,20 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
+    """Prompt tokens that it did not have to compute, since others had."""
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    """Chain hashes of its full blocks, as far as they were needed."""
+    num_finite: int = 0
+    """Computed tokens that numbers seen since vouch for: only those are for others."""
     num_published: int = 0
+    """Blocks that others can find."""
     slot: int = NO_SLOT
     preemptions: int = 0
 
+    arrival: int = 0
+    """Place in the order of arrival; two requests never share one."""
+    prefix_wait_at: float | None = None
     load_wait_at: float | None = None
     load_s: float = 0.0
     started_at: float | None = None

@@ -19,6 +19,9 @@ from loraplex_engine.ops.lora import naive as lora_naive
 from loraplex_engine.ops.lora import torch_form as lora_torch_form
 from loraplex_engine.ops.native import cpu as lora_native
 from loraplex_engine.ops.native.build import native_status
+from loraplex_engine.ops.sampling import naive as sampling_naive
+from loraplex_engine.ops.sampling import torch_form as sampling_torch_form
+from loraplex_engine.ops.sampling.row import Chosen
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Kernels:
     lora_shrink: Callable[..., Tensor]
     lora_expand: Callable[..., None]
     lora_add: Callable[..., None]
+    choose_greedy: Callable[[Tensor], Tensor]
+    choose_tokens: Callable[..., Chosen]
 
 
 def _naive_kernels() -> Kernels:
@@ -51,6 +56,8 @@ def _naive_kernels() -> Kernels:
         lora_shrink=lora_naive.lora_shrink,
         lora_expand=lora_naive.lora_expand,
         lora_add=lora_naive.lora_add,
+        choose_greedy=sampling_naive.choose_greedy,
+        choose_tokens=sampling_naive.choose_tokens,
     )
 
 
@@ -63,6 +70,7 @@ def _torch_kernels() -> Kernels:
         lora_shrink=lora_torch_form.lora_shrink,
         lora_expand=lora_torch_form.lora_expand,
         lora_add=lora_torch_form.lora_add,
+        choose_tokens=sampling_torch_form.choose_tokens,
     )
 
 
@@ -82,6 +90,8 @@ def _cpu_kernels() -> Kernels:
         lora_shrink=lora_native.lora_shrink,
         lora_expand=lora_native.lora_expand,
         lora_add=lora_native.lora_add,
+        choose_greedy=sampling_naive.choose_greedy,
+        choose_tokens=sampling_torch_form.choose_tokens,
     )
 
 

@@ -26,7 +26,7 @@ from loraplex_engine.errors import (
 from loraplex_engine.kv.pool import BlockPool, chain_hash, enter_adapter, prefix_seed
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.scheduling.turns import Turns
-from loraplex_engine.wire.messages import ErrorInfo, TokenEvent
+from loraplex_engine.wire.messages import ErrorInfo, TokenEvent, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,10 @@ class Scheduler:
             elif row.samples:
                 # the finite logits of its last token vouch for all blocks before it
                 self._publish_blocks(row.request)
-                events.append(self._append_token(row.request, result.sampled[row.request.request_id]))
+                request_id = row.request.request_id
+                events.append(
+                    self._append_token(row.request, result.sampled[request_id], result.logprobs.get(request_id))
+                )
             elif row.request.wants_logits and row.request.num_uncomputed == 0:
                 events.append(self._finish(row.request, "stop"))
         return events
@@ -336,7 +339,7 @@ class Scheduler:
                 previous = enter_adapter(previous, request.digest, request.adapter_start)
             hashes.append(chain_hash(previous, request.token_ids(index * size, (index + 1) * size)))
 
-    def _append_token(self, request: Request, token_id: int) -> TokenEvent:
+    def _append_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> TokenEvent:
         now = self._clock()
         if request.last_token_at is None:
             request.first_token_at = now
@@ -346,9 +349,10 @@ class Scheduler:
         request.output_ids.append(token_id)
         reason, is_hidden = self._find_ending(request, token_id)
         token_ids = [] if is_hidden else [token_id]
+        told = [] if is_hidden or logprobs is None else [logprobs]
         if reason is None:
-            return TokenEvent(request.request_id, token_ids)
-        return self._finish(request, reason, token_ids)
+            return TokenEvent(request.request_id, token_ids, logprobs=told)
+        return self._finish(request, reason, token_ids, told)
 
     def _find_ending(self, request: Request, token_id: int) -> tuple[str | None, bool]:
         """Reason to end after this token, and whether the token itself is withheld from the text."""
@@ -361,9 +365,12 @@ class Scheduler:
             return "length", False
         return None, False
 
-    def _finish(self, request: Request, reason: str, token_ids: list[int] | None = None) -> TokenEvent:
+    def _finish(
+        self, request: Request, reason: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprobs] = ()
+    ) -> TokenEvent:
         self._remove(request)
-        return TokenEvent(request.request_id, token_ids or [], reason, stats=request.stats(self._clock()))
+        stats = request.stats(self._clock())
+        return TokenEvent(request.request_id, [*token_ids], reason, stats=stats, logprobs=[*logprobs])
 
     def _fail(self, request: Request, error: RequestError) -> TokenEvent:
         self._remove(request)
