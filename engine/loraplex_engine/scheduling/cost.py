@@ -21,6 +21,9 @@ _MAX_SURPRISE = 0.25
 """A measurement counts as at most this far from the estimate (natural logarithm), so it moves a factor by 5 %."""
 _MIN_PROMPT_SHARE = 0.2
 """A step tells something about prompts if they are at least this share of its estimate."""
+_NUM_ROWS = 8
+_MAX_CALIBRATION_S = 0.2
+"""After this many seconds no further step is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +94,42 @@ class StepCost:
 
 
 def calibrate(time_step: Callable[[Sequence[Chunk]], float], max_context: int) -> StepCost:
-    """Find the rates by six short steps, each timed twice; the better time counts.
+    """Find the rates by five short steps, each timed twice; the better time counts.
+
+    On a machine too slow or too busy for that, the first steps scale the default rates and the others are left out.
 
     Args:
         time_step: runs one step of these rows (start, count) and returns its seconds; rows of one token decode.
         max_context: positions that a row may have; at least 2.
     """
-    deep = min(1024, max_context - 1)
-    num_tokens = min(64, max_context)
-    depth = min(1024, max_context - num_tokens)
+    spent_s = 0.0
 
     def measure(*rows: Chunk) -> float:
-        time_step(rows)
-        return min(time_step(rows), time_step(rows))
+        nonlocal spent_s
+        if spent_s > _MAX_CALIBRATION_S:
+            return math.nan
+        times = time_step(rows), time_step(rows)
+        spent_s += sum(times)
+        return min(times)
 
-    one_s, eight_s, deep_s = measure((0, 1)), measure(*[(0, 1)] * 8), measure(*[(deep, 1)] * 8)
+    num_tokens = min(64, max_context)
+    depth, deep = min(1024, max_context - num_tokens), min(1024, max_context - 1)
+    one_s = measure((0, 1))
     chunk_s = measure((0, num_tokens))
-    far_s = measure((depth, num_tokens)) if depth else chunk_s
+    many_s = measure(*[(0, 1)] * _NUM_ROWS)
+    far_s = measure((depth, num_tokens)) if depth else math.nan
+    deep_s = measure(*[(deep, 1)] * _NUM_ROWS)
+
     prior = CostRates()
     scale = one_s / (prior.step_s + prior.row_s)
-    row_s = _trust((eight_s - one_s) / 7, scale * prior.row_s)
+    row_s = _trust((many_s - one_s) / (_NUM_ROWS - 1), scale * prior.row_s)
     step_s = max(one_s - row_s, one_s / 2)
     return StepCost(
         CostRates(
             step_s=step_s,
             row_s=row_s,
             token_s=_trust((chunk_s - step_s) / num_tokens, scale * prior.token_s),
-            row_pair_s=_trust((deep_s - eight_s) / (8 * deep), scale * prior.row_pair_s),
+            row_pair_s=_trust((deep_s - many_s) / (_NUM_ROWS * deep), scale * prior.row_pair_s),
             token_pair_s=_trust((far_s - chunk_s) / (num_tokens * max(1, depth)), scale * prior.token_pair_s),
         )
     )
@@ -131,5 +143,7 @@ def _follow(factor: float, ratio: float) -> float:
 
 
 def _trust(measured: float, expected: float) -> float:
-    """A measured rate, within a factor of eight of what the machine's speed lets expect: noise can make it negative."""
+    """A measured rate within a factor of eight of the expected one, which noise can pass; the expected one for NaN."""
+    if math.isnan(measured):
+        return expected
     return max(expected / _MAX_FACTOR, min(_MAX_FACTOR * expected, measured))

@@ -69,18 +69,18 @@ class Machine:
         self.spent_s = 0.0
         self.longest = 0
         self._stall_s = stall_s
-        self._num_steps = 0
+        self.num_steps = 0
 
     def time_step(self, rows: Sequence[Chunk]) -> float:
-        self._num_steps += 1
+        self.num_steps += 1
         self.longest = max(self.longest, *(start + count for start, count in rows))
         decoding = [start for start, count in rows if count == 1]
         seconds = self.truth.step_s(decoding, [row for row in rows if row[1] > 1])
         self.spent_s += seconds
-        return seconds + (self._stall_s if self._num_steps % 2 else 0.0)
+        return seconds + (self._stall_s if self.num_steps % 2 else 0.0)
 
 
-@pytest.mark.parametrize("stall_s", [0.0, 0.2])
+@pytest.mark.parametrize("stall_s", [0.0, 0.02])
 def test_calibration_finds_the_rates_of_a_machine(stall_s: float) -> None:
     machine = Machine(CostRates(2e-3, 2e-4, 6e-5, 4e-7, 1e-7), stall_s)
     cost = calibrate(machine.time_step, 8192)
@@ -104,7 +104,15 @@ def test_calibration_stays_within_the_longest_request(max_context: int) -> None:
 
 def test_calibration_survives_noise_that_makes_no_sense() -> None:
     """A chunk seems to take less time than one row; all rates stay positive."""
-    times = iter([0.01] * 9 + [0.001] * 9)
+    times = iter([0.01] * 2 + [0.001] * 8)
     cost = calibrate(lambda _: next(times), 8192)
     assert 0 < cost.decode_s([100]) < cost.decode_s([100] * 2)
     assert 0 < cost.chunk_s(0, 10) < cost.chunk_s(100, 10)
+
+
+def test_calibration_on_a_busy_machine_scales_the_default_rates_and_stops() -> None:
+    machine = Machine(CostRates(0.6, 0.056, 0.025, 6e-5, 1.5e-5))
+    cost = calibrate(machine.time_step, 8192)
+    assert machine.num_steps == 2
+    for step in (([160] * 16, []), ([], [(1000, 100)])):
+        assert cost.step_s(*step) == pytest.approx(machine.truth.step_s(*step), rel=0.1)
