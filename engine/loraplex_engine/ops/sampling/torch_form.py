@@ -101,7 +101,7 @@ def _tell(raw: Tensor, token_ids: Tensor, num_top: int | None) -> tuple[Tensor, 
         return raw[:, :0], token_ids[:, None][:, :0]
     top_ids = _pack(raw).topk(num_top, dim=-1).indices
     wanted = torch.cat((token_ids[:, None], top_ids), dim=-1)
-    return raw.gather(1, wanted) - torch.logsumexp(raw, dim=-1, keepdim=True), top_ids
+    return torch.log_softmax(raw, dim=-1).gather(1, wanted), top_ids
 
 
 def _pack(scores: Tensor) -> Tensor:
