@@ -29,10 +29,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt plus answer; 0 = the base's own limit."""
     max_num_seqs: int = 16
     """Requests that run at once."""
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 2048
     """Tokens computed in one step, at most."""
     kv_cache_memory_bytes: int = 0
-    """Bytes of the KV pool; 0 = min(2 GiB, 20 % of memory) on the CPU."""
+    """Bytes of the KV pool; 0 = by `gpu_memory_utilization`."""
+    gpu_memory_utilization: float | None = None
+    """Share of the device's memory for this engine, on the CPU of the machine's or the control group's; the KV pool
+    gets what weights, a step and adapters leave of it. None = a pool of min(2 GiB, 20 % of memory) on the CPU."""
     block_size: int = 16
     """Positions of one KV block."""
     enable_prefix_caching: bool = True
@@ -53,6 +56,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request may wait for its adapter."""
     queue_timeout_s: float = 60.0
     """How long a request may wait in the queue."""
+    step_timeout_s: float = 60.0
+    """How long a core may be silent before it counts as stuck and is started again."""
     cpu_threads: int = 0
     """Threads of the step loop; 0 = the cores this process may use."""
     has_test_hooks: bool = False
@@ -68,8 +73,12 @@ def check_config(config: EngineConfig) -> EngineConfig:
     """Return the config, or raise ConfigError naming the flag and its range."""
     for name, low, high in _RANGES:
         value = getattr(config, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be from {low} to {high}.")
+    if config.gpu_memory_utilization is not None and config.kv_cache_memory_bytes:
+        raise ConfigError(
+            "--gpu-memory-utilization and --kv-cache-memory-bytes both size the KV cache: give one of them."
+        )
     if config.max_num_batched_tokens < config.max_num_seqs:
         raise ConfigError(
             f"--max-num-batched-tokens is {config.max_num_batched_tokens}, but must be at least --max-num-seqs "
@@ -91,6 +100,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_num_seqs", 1, 1024),
     ("max_num_batched_tokens", 1, 1 << 20),
     ("kv_cache_memory_bytes", 0, 1 << 50),
+    ("gpu_memory_utilization", 0.01, 1.0),
     ("block_size", 1, 256),
     ("max_loras", 1, 1024),
     ("max_cpu_loras", 0, 1 << 20),
@@ -98,6 +108,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("adapter_cache_bytes", 1 << 20, 1 << 50),
     ("adapter_load_timeout_s", 0.1, 3600),
     ("queue_timeout_s", 0.1, 3600),
+    ("step_timeout_s", 1, 3600),
     ("cpu_threads", 0, 1024),
 )
 

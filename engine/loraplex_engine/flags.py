@@ -40,6 +40,13 @@ FLAGS = (
     Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once"),
     Flag("max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most"),
     Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", int, "size of the KV cache, bytes"),
+    Flag(
+        "gpu-memory-utilization",
+        "gpu_memory_utilization",
+        float,
+        "share of the memory that the engine may use; the KV cache gets what is left of it (on the CPU the cache has "
+        "at most 2 GiB unless this is given)",
+    ),
     Flag("block-size", "block_size", int, "positions of one KV block"),
     Flag("dtype", "dtype", str, "auto, float32 or bfloat16"),
     Flag("max-loras", "max_loras", int, "adapter slots"),
@@ -47,12 +54,14 @@ FLAGS = (
     Flag("max-lora-rank", "max_lora_rank", int, "highest rank, at most 256"),
     Flag("adapter-cache-bytes", "adapter_cache_bytes", int, "adapter files kept on disk, bytes (default: 10 GiB)"),
     Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds"),
+    Flag(
+        "step-timeout", "step_timeout_s", float, "silence after which the core counts as stuck, seconds (default: 60)"
+    ),
     Flag("device", "device", str, "auto or cpu"),
     Flag("cpu-threads", "cpu_threads", int, "threads of the step loop (default: the cores it may use)"),
     Flag("served-model-name", "served_model_name", str, "name under which the base is served"),
 )
 LATER = (
-    Later("gpu-memory-utilization", "0.90", "The engine runs on the CPU; size its cache by --kv-cache-memory-bytes."),
     Later("seed", "0", "Each request is seeded by its own `seed`; one for the whole engine is not built yet."),
     Later("kv-cache-dtype", "auto", "The KV cache has the model's dtype; another one is not built yet."),
     Later("quantization", "none", "Quantised weights are not built yet."),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
+
+from loraplex_engine.kv.reservation import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +32,31 @@ class KVCache:
 
 
 def build_kv_cache(
-    num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    memory: Reservation | None = None,
 ) -> KVCache:
-    """Allocate the pool, zeroed so that the pages are really there before the first request."""
+    """Lay the pool out in memory whose pages are really there before the first request.
+
+    Args:
+        num_layers: L.
+        num_blocks: B.
+        block_size: positions of a block.
+        num_kv_heads: G.
+        head_dim: D.
+        dtype: of K and V.
+        memory: `num_blocks` times `block_bytes`, reserved before; None: reserve it here.
+    """
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    return KVCache(
-        k=[torch.zeros(shape, dtype=dtype) for _ in range(num_layers)],
-        v=[torch.zeros(shape, dtype=dtype) for _ in range(num_layers)],
-    )
+    tensor_bytes = prod(shape) * dtype.itemsize
+    memory = memory or Reservation(2 * num_layers * tensor_bytes)
+    flat = torch.frombuffer(memory.wait(), dtype=dtype, count=2 * num_layers * prod(shape))
+    tensors = flat.view(2 * num_layers, *shape).unbind()
+    return KVCache(k=list(tensors[:num_layers]), v=list(tensors[num_layers:]))
 
 
 def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

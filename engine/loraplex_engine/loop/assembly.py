@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,60 +17,31 @@ from loraplex_engine.config import EngineConfig, available_cpus, check_config
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import PlannedRow, StepPlan
 from loraplex_engine.engine import Engine, observe_load
-from loraplex_engine.errors import ConfigError, StartupError
-from loraplex_engine.kv.cache import block_bytes, build_kv_cache
+from loraplex_engine.errors import StartupError
 from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.kv.reservation import Reservation
+from loraplex_engine.loop.base import Base, LoadedModel, load_model, open_base
 from loraplex_engine.loop.hooks import TOLERATED, Hooks
+from loraplex_engine.loop.machine import read_machine_memory, read_process_bytes
+from loraplex_engine.loop.memory import MemoryPlan, choose_kv_bytes, choose_num_blocks, plan_memory
+from loraplex_engine.loop.profile import StepProfile, count_blocks, limit_rows, profile_step
 from loraplex_engine.lora.bank import DeviceBank
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.lora.residency import Loader, Residency
 from loraplex_engine.metrics import EngineMetrics
-from loraplex_engine.models.config import ModelConfig, load_config
-from loraplex_engine.models.decoder import LINEARS_PER_LAYER, Decoder, lora_shapes
-from loraplex_engine.ops.linear import probe_row_invariance
+from loraplex_engine.models.decoder import LINEARS_PER_LAYER, lora_shapes
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
-from loraplex_engine.ops.native.build import NativeStatus, native_status
 from loraplex_engine.runner import ModelRunner
 from loraplex_engine.scheduling.scheduler import Limits, Scheduler
 from loraplex_engine.slots.table import SlotTable
-from loraplex_engine.weights.source import WeightSource
 from loraplex_engine.wire.messages import CoreReady, SamplingParams
 from loraplex_registry.peft.spec import BaseSpec
 
-_MAX_CPU_KV_BYTES = 2 << 30
-_CPU_KV_SHARE = 0.20
+_PATIENCE = 4
+"""A step at the limits should take at most this part of the time after which a step counts as stuck."""
 _log = logging.getLogger(__name__)
-
-
-def choose_dtype(name: str) -> torch.dtype:
-    """`auto` is bfloat16 where the processor computes in it, else float32."""
-    if name != "auto":
-        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return torch.float32
-    return torch.bfloat16 if "avx512_bf16" in flags or "amx_bf16" in flags else torch.float32
-
-
-def choose_num_blocks(config: EngineConfig, bytes_per_block: int, max_model_len: int) -> int:
-    """Blocks of the KV pool, never more than all sequences could use.
-
-    Raises:
-        StartupError: Not one block fits.
-    """
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    budget = config.kv_cache_memory_bytes or min(_MAX_CPU_KV_BYTES, int(available * _CPU_KV_SHARE))
-    useful = config.max_num_seqs * -(-max_model_len // config.block_size)
-    num_blocks = min(budget // bytes_per_block, useful)
-    if num_blocks < 1:
-        raise StartupError(
-            f"The KV cache has {budget} bytes, but one block needs {bytes_per_block}: raise --kv-cache-memory-bytes "
-            "or lower --block-size."
-        )
-    return num_blocks
 
 
 def build_engine(
@@ -84,128 +54,124 @@ def build_engine(
     Args:
         config: settings of the engine; `base` is the folder of a pulled base.
         build_loader: called with the base's spec and the dtype's name; makes what brings adapters into host memory.
-        on_progress: told the name of each stage as it begins.
+        on_progress: told the name of each stage as it begins, and at the end where the memory went.
 
     Raises:
         ConfigError: A flag is out of its range or above what the base allows.
+        BaseUnavailableError: There is no base in that folder.
         BaseUnsupportedError: The base's architecture is not served.
         StartupError: The machine lacks the memory for these settings.
     """
     check_config(config)
     torch.set_num_threads(config.cpu_threads or available_cpus())
-    loaded = _load_base(config, on_progress)
-    on_progress("reserving the KV cache")
-    num_blocks = choose_num_blocks(config, loaded.bytes_per_block(config.block_size), loaded.max_model_len)
-    max_model_len = fit_max_model_len(config, loaded.max_model_len, num_blocks)
+    base = open_base(config)
+    plan = _foresee(config, base)
+    # its pages are touched while the weights are read
+    memory = Reservation(plan.kv_bytes) if plan.kv_bytes else None
+    model = load_model(base, on_progress)
     table = LoraTable(
-        config.max_loras, loaded.config.num_layers, lora_shapes(loaded.config), config.max_lora_rank, loaded.dtype
+        config.max_loras, base.config.num_layers, lora_shapes(base.config), config.max_lora_rank, base.dtype
     )
     replacements = Replacements(config.max_loras)
-    runner = _build_runner(config, loaded, table, replacements, num_blocks)
-    on_progress("computing a first step")
+
+    def build_runner(num_blocks: int, memory: Reservation | None = None) -> ModelRunner:
+        cache = base.build_kv_cache(num_blocks, config.block_size, memory)
+        return ModelRunner(model.decoder, cache, table, replacements, config.block_size, base.config.eos_token_ids)
+
+    if memory is not None:
+        on_progress("waiting for the memory of the KV cache")
+        memory.wait()
+    on_progress("computing a step at the limits")
+    plan = _settle(config, base, plan, _profile(config, base, build_runner))
+    num_blocks = plan.kv_tokens // config.block_size
+    runner = build_runner(num_blocks, memory)
     _warm_up(runner)
-    loader = build_loader(loaded.spec, loaded.dtype_name)
-    facts = _describe(config, loaded, num_blocks, max_model_len)
-    return _join(config, facts, runner, DeviceBank(table, replacements), loader)
+    for line in plan.to_lines(read_process_bytes()):
+        on_progress(line)
+    facts = _describe(config, base, model, plan)
+    return _join(config, facts, runner, DeviceBank(table, replacements), build_loader(base.spec, base.dtype_name))
 
 
-@dataclass(frozen=True, slots=True)
-class _LoadedBase:
-    """A base in memory and what was found out about it."""
-
-    spec: BaseSpec
-    config: ModelConfig
-    model: Decoder
-    max_model_len: int
-    dtype: torch.dtype
-    is_row_invariant: bool
-    ops: NativeStatus
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    def bytes_per_block(self, block_size: int) -> int:
-        config = self.config
-        return block_bytes(config.num_layers, block_size, config.num_kv_heads, config.head_dim, self.dtype)
+def _foresee(config: EngineConfig, base: Base) -> MemoryPlan:
+    """What the engine will need: the KV pool too, unless its size depends on what is left after a measured step."""
+    plan = plan_memory(config, base.config, base.dtype.itemsize, is_mapped=base.is_mapped)
+    machine = read_machine_memory()
+    if config.gpu_memory_utilization is None:
+        plan = _add_kv(config, base, plan, choose_kv_bytes(config, plan, machine, 0))
+    plan.check_fits(machine.free_bytes)
+    return plan
 
 
-def _load_base(config: EngineConfig, on_progress: Callable[[str], None]) -> _LoadedBase:
-    folder = Path(config.base)
-    spec, model_config = load_spec(folder), load_config(folder)
-    max_model_len = choose_max_model_len(config, model_config.max_position_embeddings)
-    dtype = choose_dtype(config.dtype)
-    on_progress("preparing the native ops (built once per machine)")
-    ops = native_status()
-    on_progress("reading weights")
-    model = Decoder(model_config, WeightSource(folder), dtype, "cpu", max_model_len)
-    on_progress("checking that rows do not depend on their company")
-    return _LoadedBase(spec, model_config, model, max_model_len, dtype, probe_row_invariance(model.linears), ops)
+def _settle(config: EngineConfig, base: Base, plan: MemoryPlan, profile: StepProfile) -> MemoryPlan:
+    """The plan with what a step really needs, and the KV pool whatever sizes it; checked again."""
+    if profile.seconds * _PATIENCE > config.step_timeout_s:
+        _log.warning(
+            "a step of %d tokens takes %.1f s, and a core that is silent for %.0f s is started again: "
+            "lower --max-num-batched-tokens or raise --step-timeout",
+            config.max_num_batched_tokens,
+            profile.seconds,
+            config.step_timeout_s,
+        )
+    plan = replace(plan, step_bytes=profile.num_bytes or plan.step_bytes)
+    machine, held_bytes = read_machine_memory(), plan.fixed_bytes + plan.kv_bytes
+    if config.gpu_memory_utilization is not None:
+        plan = _add_kv(config, base, plan, choose_kv_bytes(config, plan, machine, read_process_bytes()))
+    plan.check_fits(machine.free_bytes + held_bytes)
+    return plan
 
 
-def _build_runner(
-    config: EngineConfig, loaded: _LoadedBase, table: LoraTable, replacements: Replacements, num_blocks: int
-) -> ModelRunner:
-    model_config = loaded.config
-    cache = build_kv_cache(
-        model_config.num_layers,
-        num_blocks,
-        config.block_size,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-        loaded.dtype,
-    )
-    return ModelRunner(loaded.model, cache, table, replacements, config.block_size, model_config.eos_token_ids)
+def _add_kv(config: EngineConfig, base: Base, plan: MemoryPlan, budget: int) -> MemoryPlan:
+    block_bytes = base.block_bytes(config.block_size)
+    num_blocks = choose_num_blocks(config, budget, block_bytes, base.max_model_len)
+    return replace(plan, kv_bytes=num_blocks * block_bytes, kv_tokens=num_blocks * config.block_size)
+
+
+def _profile(config: EngineConfig, base: Base, build_runner: Callable[[int], ModelRunner]) -> StepProfile:
+    rows = limit_rows(config, base.max_model_len)
+    runner = build_runner(count_blocks(rows, config.block_size))
+    return profile_step(runner.execute, rows, config.block_size)
 
 
 def _warm_up(runner: ModelRunner) -> None:
-    """Touch weights and code once, so that the first request does not wait for pages; nothing of it is kept."""
+    """Run code and pages of a small step once, so that the first request does not; nothing of it is kept."""
     request = Request("warm-up", [0], SamplingParams(max_tokens=1, temperature=0.0), block_ids=[0])
     runner.execute(StepPlan([PlannedRow(request, 0, 1, samples=True)]))
 
 
-def _describe(config: EngineConfig, loaded: _LoadedBase, num_blocks: int, max_model_len: int) -> CoreReady:
+def _describe(config: EngineConfig, base: Base, model: LoadedModel, plan: MemoryPlan) -> CoreReady:
     return CoreReady(
-        name=config.served_model_name or loaded.spec.name,
-        fingerprint=loaded.spec.fingerprint,
-        weights_digest=loaded.spec.weights_digest,
-        max_model_len=max_model_len,
-        vocab_size=loaded.config.vocab_size,
-        eos_token_ids=list(loaded.config.eos_token_ids),
-        num_layers=loaded.config.num_layers,
+        name=config.served_model_name or base.spec.name,
+        fingerprint=base.spec.fingerprint,
+        weights_digest=base.spec.weights_digest,
+        max_model_len=fit_max_model_len(config, base.max_model_len, plan.kv_tokens),
+        vocab_size=base.config.vocab_size,
+        eos_token_ids=list(base.config.eos_token_ids),
+        num_layers=base.config.num_layers,
         linears_per_layer=LINEARS_PER_LAYER,
-        dtype=loaded.dtype_name,
+        dtype=base.dtype_name,
         device="cpu",
-        row_invariant=loaded.is_row_invariant,
+        row_invariant=model.is_row_invariant,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
-        num_blocks=num_blocks,
+        num_blocks=plan.kv_tokens // config.block_size,
         block_size=config.block_size,
-        ops=loaded.ops.form,
-        ops_reason=loaded.ops.reason,
+        ops=model.ops.form,
+        ops_reason=model.ops.reason,
+        memory=asdict(plan),
     )
 
 
-def choose_max_model_len(config: EngineConfig, base_limit: int) -> int:
-    """The base's own limit unless the flag asks for less.
-
-    Raises:
-        ConfigError: The flag asks for more than the base was trained for.
-    """
-    if config.max_model_len > base_limit:
-        raise ConfigError(
-            f"--max-model-len is {config.max_model_len}, but this base serves at most {base_limit} tokens."
-        )
-    return config.max_model_len or base_limit
-
-
-def fit_max_model_len(config: EngineConfig, wanted: int, num_blocks: int) -> int:
+def fit_max_model_len(config: EngineConfig, wanted: int, capacity: int) -> int:
     """The longest request that both the base and the KV pool can hold.
+
+    Args:
+        config: settings of the engine.
+        wanted: the base's limit, or the flag's.
+        capacity: tokens that the pool holds.
 
     Raises:
         StartupError: The flag asks for more than the pool holds.
     """
-    capacity = num_blocks * config.block_size
     if config.max_model_len > capacity:
         raise StartupError(
             f"--max-model-len is {config.max_model_len}, but the KV cache holds {capacity} tokens: raise "

@@ -162,6 +162,8 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     ops: str = ""
     """Form of the ops that serves: `native` or `torch`; `ops_reason` says why."""
     ops_reason: str = ""
+    memory: dict[str, int] = {}
+    """Where the core's memory went, bytes by use, and the tokens that the KV cache holds."""
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -21,8 +21,10 @@ class EngineFlags:
 
     max_model_len: Annotated[int | None, _flag("Longest prompt plus answer, tokens; default the base's.")] = None
     max_num_seqs: Annotated[int | None, _flag("Requests that run at once; default 16.")] = None
-    max_num_batched_tokens: Annotated[int | None, _flag("Tokens computed in one step, at most; default 512.")] = None
-    gpu_memory_utilization: Annotated[float | None, _flag("Only 0.90: the engine runs on the CPU.")] = None
+    max_num_batched_tokens: Annotated[int | None, _flag("Tokens computed in one step, at most; default 2048.")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, _flag("Share of the memory for the engine; what is left of it is KV cache.")
+    ] = None
     kv_cache_memory_bytes: Annotated[
         int | None, _flag("KV cache, bytes; default 2 GiB, or a fifth of less memory.")
     ] = None
@@ -42,6 +44,9 @@ class EngineFlags:
     enforce_eager: Annotated[bool | None, _flag("Always on: there are no captured graphs.")] = None
     seed: Annotated[int | None, _flag("Only 0: each request is seeded by its own `seed`.")] = None
     adapter_load_timeout: Annotated[float | None, _flag("Longest wait for an adapter, seconds; default 60.")] = None
+    step_timeout: Annotated[
+        float | None, _flag("Silence after which the core counts as stuck, seconds; default 60.")
+    ] = None
     cpu_threads: Annotated[int | None, _flag("Threads of the step loop; default the cores that it may use.")] = None
 
     def to_argv(self) -> tuple[str, ...]:
