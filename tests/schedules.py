@@ -11,7 +11,8 @@ from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.scheduling.blame import Blame
-from loraplex_engine.scheduling.scheduler import Limits, Scheduler
+from loraplex_engine.scheduling.limits import Limits
+from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotTable
 from loraplex_engine.wire.messages import SamplingParams, TokenEvent
 
@@ -95,11 +96,19 @@ class World:
         self.blame = Blame(self.scheduler, self.residency.health, self.clock, self.verdicts.append)
 
     def request(
-        self, name: str, prompt: list[int] | int = 4, digest: str | None = None, max_tokens: int = 4, **params: object
+        self,
+        name: str,
+        prompt: list[int] | int = 4,
+        digest: str | None = None,
+        max_tokens: int = 4,
+        tenant: str = "",
+        priority: int = 0,
+        **params: object,
     ) -> Request:
-        """Add a request; a number for a prompt is its length."""
+        """Add a request; a number for a prompt is its length, and then one prompt begins as another."""
         ids = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
-        request = Request(name, ids, SamplingParams(max_tokens, **params), digest)  # type: ignore[arg-type]
+        sampling = SamplingParams(max_tokens, **params)  # type: ignore[arg-type]
+        request = Request(name, ids, sampling, digest, tenant, priority)
         self.scheduler.add(request)
         return request
 

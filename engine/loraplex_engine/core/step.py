@@ -73,3 +73,5 @@ class StepResult:
     """Seconds of the forward pass, the head and the choice of tokens; what else a step takes is the host's."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     """Of the tokens in `sampled` whose requests asked for them."""
+    vouched: frozenset[str] = frozenset()
+    """Requests that computed a part of their prompt, and whose last hidden state in this step is finite."""

@@ -34,7 +34,8 @@ from loraplex_engine.models.decoder import LINEARS_PER_LAYER, lora_shapes
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.runner import ModelRunner
-from loraplex_engine.scheduling.scheduler import Limits, Scheduler
+from loraplex_engine.scheduling.limits import Limits
+from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotTable
 from loraplex_engine.wire.messages import CoreReady, SamplingParams
 from loraplex_registry.peft.spec import BaseSpec

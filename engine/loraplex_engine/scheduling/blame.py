@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.errors import OutputInvalidError, RequestError, StepFailedError
-from loraplex_engine.kv.pool import chain_hash
+from loraplex_engine.kv.prefix_index import chain_hash
 from loraplex_engine.lora.health import AdapterHealth
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.wire.messages import SamplingParams, TokenEvent

@@ -1,50 +1,41 @@
 """Plans every step anew. `Scheduler` is the only writer of requests and of the block pool; it never sees a tensor.
 
-There is no prefill or decode phase: each request catches up its computed tokens with its tokens, under one token
-budget, running requests first. A waiting request whose adapter is not ready is passed over, never in the way.
+There is no prefill or decode phase: each request catches up its computed tokens with its tokens. `schedule` gives every
+running request that lacks one token that token, then what is left of the step's time and tokens to prompts, those of
+running requests before those of waiting ones. `update` takes in what came of it. Who may start is told by `Admission`,
+what a request need not compute by `Prefixes`, how much fits into a step by `StepBudget`, who must yield by `policy`.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from loraplex_engine.core.request import NO_SLOT, Request
 from loraplex_engine.core.step import PlannedRow, StepPlan, StepResult
 from loraplex_engine.errors import (
-    DeadlineError,
     DrainingError,
-    InvocationMissingError,
-    LoadTimeoutError,
     OutputInvalidError,
     QueueFullError,
     RequestError,
     StepFailedError,
     TooLargeForCacheError,
 )
-from loraplex_engine.kv.pool import BlockPool, chain_hash, enter_adapter, prefix_seed
+from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.residency import Residency
-from loraplex_engine.scheduling.turns import Turns
+from loraplex_engine.scheduling.admission import Admission
+from loraplex_engine.scheduling.budget import StepBudget
+from loraplex_engine.scheduling.draft import StepDraft
+from loraplex_engine.scheduling.endings import find_ending, find_expiry
+from loraplex_engine.scheduling.limits import Limits
+from loraplex_engine.scheduling.policy import AgeOnly, FairShare, WaitingLine, choose_victim
+from loraplex_engine.scheduling.prefixes import Prefix, Prefixes
 from loraplex_engine.wire.messages import ErrorInfo, TokenEvent, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a step and a wait; tokens and seconds."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    queue_timeout_s: float
-    adapter_load_timeout_s: float
-    enable_prefix_caching: bool = True
-    max_waiting: int = 1024
-    """Requests that may wait; the next one is told that the queue is full."""
-
-
 class Scheduler:
-    """Requests of one engine: waiting ones in order of arrival, running ones in order of admission."""
+    """Requests of one engine: waiting ones, and running ones in the order in which they started."""
 
     def __init__(
         self,
@@ -53,27 +44,43 @@ class Scheduler:
         limits: Limits,
         eos_token_ids: Iterable[int],
         clock: Callable[[], float],
+        budget: StepBudget | None = None,
+        share: FairShare | None = None,
     ) -> None:
+        self.waiting = WaitingLine()
+        self.running: dict[Request, None] = {}
+        self.prefixes = Prefixes(pool, clock, is_enabled=limits.enable_prefix_caching)
+        self.num_preemptions = 0
+        self.is_draining = False
         self._pool = pool
         self._residency = residency
         self._limits = limits
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
-        self.turns = Turns(residency, clock)
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.num_preemptions = 0
-        self.num_prefix_queries = 0
-        self.num_prefix_hits = 0
-        self.is_draining = False
-        self._ended: list[TokenEvent] = []
+        self._budget = budget or StepBudget()
+        self._admission = Admission(pool, residency, self.prefixes, limits, clock, self._refuse, share or AgeOnly())
+        self.turns = self._admission.turns
         self._id_to_request: dict[str, Request] = {}
+        self._arrivals = itertools.count()
+        self._refusals: list[TokenEvent] = []
         self._token_gaps: list[float] = []
+        self._draft = StepDraft(0, self._budget)
+        self._planned_at = 0.0
 
     @property
     def max_step_tokens(self) -> int:
         """Most tokens that one step computes."""
         return self._limits.max_num_batched_tokens
+
+    @property
+    def num_prefix_queries(self) -> int:
+        """Prompt tokens that were looked up."""
+        return self.prefixes.num_queries
+
+    @property
+    def num_prefix_hits(self) -> int:
+        """Prompt tokens that were found, and not computed again."""
+        return self.prefixes.num_hits
 
     # requests in and out
 
@@ -94,15 +101,16 @@ class Scheduler:
             raise failure
         if len(self.waiting) >= self._limits.max_waiting:
             raise QueueFullError("The engine's queue is full; try again later.")
-        if self._pool.blocks_for(request.max_num_tokens) > self._pool.num_blocks:
+        if self._pool.blocks_for(min(request.max_num_tokens, self._limits.max_model_len)) > self._pool.num_blocks:
             raise TooLargeForCacheError
         assert request.request_id not in self._id_to_request
         request.arrived_at = self._clock()
+        request.arrival = next(self._arrivals)
         self._id_to_request[request.request_id] = request
         if request.digest is not None:
             self._residency.hold(request.digest)
             self.turns.note_wanted(request.digest)
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def abort(self, request_id: str, reason: str) -> TokenEvent | None:
         """End a request now and give back all that it holds; None if it is not here (any more)."""
@@ -121,6 +129,7 @@ class Scheduler:
 
     def fail_plan(self, plan: StepPlan, error: RequestError) -> list[TokenEvent]:
         """End the requests of a step that could not be computed; nothing of it has entered the prefix index."""
+        self._free_copied()
         return [self._fail(row.request, error) for row in plan.rows]
 
     def expire(self) -> list[TokenEvent]:
@@ -128,7 +137,7 @@ class Scheduler:
         now = self._clock()
         events = []
         for request in [*self.waiting, *self.running]:
-            error = self._find_expiry(request, now)
+            error = find_expiry(request, self._limits, now)
             if error is not None:
                 events.append(self._fail(request, error))
         return events
@@ -137,33 +146,23 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Choose the tokens of the next step; an empty plan when nothing can run now."""
-        budget = self._limits.max_num_batched_tokens
-        lone_row = self._find_lone_row()
-        if lone_row is not None:
-            return StepPlan([lone_row])
-        rows = self._continue_running(budget)
-        rows += self._admit_waiting(budget - sum(row.num_tokens for row in rows))
-        ended, self._ended = self._ended, []
-        return StepPlan(rows, ended)
+        draft = self._draft = StepDraft(self._limits.max_num_batched_tokens, self._budget)
+        line = self._admission.line_up(self.waiting)
+        if not self._start_lone(line, draft):
+            self._continue_decoding(draft)
+            draft.open_to_prompts(self._find_prompts(line))
+            self._continue_prompts(draft)
+            self._start_waiting(line, draft)
+        refusals, self._refusals = self._refusals, []
+        self._planned_at = self._clock()
+        return draft.to_plan(refusals)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what a step computed; returns the tokens and endings to tell."""
-        events = []
-        for row in plan.rows:
-            row.request.num_computed = row.stop
-            if row.request.request_id in result.invalid:
-                error = OutputInvalidError() if row.request.digest is not None else StepFailedError()
-                events.append(self._fail(row.request, error))
-            elif row.samples:
-                # the finite logits of its last token vouch for all blocks before it
-                self._publish_blocks(row.request)
-                request_id = row.request.request_id
-                events.append(
-                    self._append_token(row.request, result.sampled[request_id], result.logprobs.get(request_id))
-                )
-            elif row.request.wants_logits and row.request.num_uncomputed == 0:
-                events.append(self._finish(row.request, "stop"))
-        return events
+        self._draft.observe(self._clock() - self._planned_at)
+        self._free_copied()
+        events = [self._take_in(row, result) for row in plan.rows]
+        return [event for event in events if event is not None]
 
     def take_token_gaps(self) -> list[float]:
         """Seconds between tokens of a request, for all tokens since the last call."""
@@ -174,10 +173,12 @@ class Scheduler:
         """Assert that blocks and pins held by requests are exactly those that the pool and the slots know."""
         self._pool.check_integrity()
         self._residency.check_integrity()
+        self.prefixes.check_integrity(self.running)
+        assert len(self.waiting) + len(self.running) == len(self._id_to_request)
         assert {*self.waiting, *self.running} == set(self._id_to_request.values())
         assert not any(r.block_ids or r.slot != NO_SLOT for r in self.waiting)
-        held = {block_id for request in self.running for block_id in request.block_ids}
-        assert len(held) == self._pool.num_blocks - self._pool.num_free
+        copied = [source for source, _ in self._draft.block_copies]
+        self._pool.check_holds(Counter(itertools.chain(copied, *(r.block_ids for r in self.running))))
         pins = Counter(r.slot for r in self.running if r.slot != NO_SLOT)
         for slot_id, slot in enumerate(self._residency.slots.slots):
             assert slot.num_pins == pins[slot_id]
@@ -185,192 +186,135 @@ class Scheduler:
         holds = Counter(r.digest for r in self._id_to_request.values() if r.digest is not None)
         assert holds == self._residency.held_digests
 
-    # catching up
+    # running requests
 
-    def _continue_running(self, budget: int) -> list[PlannedRow]:
-        """Rows of running requests, those that decode first; preempts the youngest when blocks run out."""
-        rows: list[PlannedRow] = []
-        for request in sorted(self.running, key=lambda r: r.num_uncomputed > 1):
-            num_tokens = min(request.num_uncomputed, budget)
-            if num_tokens == 0 or request not in self.running:
-                continue
-            if not self._make_room(request, num_tokens, rows):
-                continue
-            rows.append(self._plan_row(request, num_tokens))
-            budget -= num_tokens
-        return rows
+    def _continue_decoding(self, draft: StepDraft) -> None:
+        """Requests that lack one token get it, whatever it costs."""
+        for request in list(self.running):
+            if draft.num_left and request.num_uncomputed == 1 and self._make_room(request, 1, draft):
+                draft.add(request, 1)
 
-    def _make_room(self, request: Request, num_tokens: int, rows: list[PlannedRow]) -> bool:
-        """Give the request blocks for its next tokens, at the cost of younger ones; False if it was the youngest."""
-        while not self._try_grow(request, num_tokens):
-            victim = self.running[-1]
-            self._preempt(victim)
-            rows[:] = [row for row in rows if row.request is not victim]
-            if victim is request:
-                return False
-        return True
+    def _find_prompts(self, line: list[Request]) -> list[tuple[int, int]]:
+        """First uncomputed position and tokens to compute, of prompts that could take part in the step."""
+        num_seats = self._limits.max_num_seqs - len(self.running)
+        ready = [r for r in line[:num_seats] if r.load_wait_at is None and r.prefix_wait_at is None]
+        return [(r.num_computed, r.num_uncomputed) for r in (*self.running, *ready) if r.num_uncomputed > 1]
 
-    def _try_grow(self, request: Request, num_tokens: int) -> bool:
+    def _continue_prompts(self, draft: StepDraft) -> None:
+        """Requests that lack more get what fits, those that started first in front."""
+        for request in list(self.running):
+            if request.num_uncomputed > 1 and request in self.running:
+                num_tokens = draft.allow(request.num_computed, request.num_uncomputed)
+                if num_tokens and self._make_room(request, num_tokens, draft):
+                    draft.add(request, num_tokens)
+
+    def _make_room(self, request: Request, num_tokens: int, draft: StepDraft) -> bool:
+        """Give a running request blocks for its next tokens, at the cost of others; False if it had to yield itself."""
         missing = self._pool.blocks_for(request.num_computed + num_tokens) - len(request.block_ids)
-        block_ids = self._pool.try_allocate(max(0, missing))
-        if block_ids is None:
-            return False
-        request.block_ids += block_ids
-        return True
+        if missing <= 0:
+            return request in self.running
+        while request in self.running:
+            block_ids = self._pool.try_allocate(missing)
+            if block_ids is not None:
+                request.block_ids += block_ids
+                return True
+            self._preempt(choose_victim(self.running, request), draft)
+        return False
 
-    def _preempt(self, request: Request) -> None:
-        """Take back everything from a running request and let it start over, ahead of the queue."""
-        self.running.remove(request)
+    def _preempt(self, request: Request, draft: StepDraft) -> None:
+        """Take back everything from a running request and let it start over."""
+        draft.give_up(request)
+        del self.running[request]
+        self.prefixes.publish_tail(request)
         self._release(request)
         request.num_computed = 0
         request.preemptions += 1
         self.num_preemptions += 1
-        self.waiting.insert(0, request)
+        self.waiting.add(request)
 
-    # admission
+    # waiting requests
 
-    def _admit_waiting(self, budget: int) -> list[PlannedRow]:
-        rows: list[PlannedRow] = []
-        self._residency.want(request.digest for request in self.waiting if request.digest is not None)
-        self.turns.plan(self.waiting)
-        for request in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self._limits.max_num_seqs:
-                break
-            if request.is_lone or (request.digest is not None and not self._is_adapter_ready(request)):
-                continue
-            if not self._has_room(request):
-                break
-            if not self._try_place_adapter(request):
-                continue
-            row = self._admit(request, budget)
-            budget -= row.num_tokens
-            rows.append(row)
-        return rows
-
-    def _has_room(self, request: Request) -> bool:
-        """Whether the pool could hold all tokens that the request has so far, beside those that run."""
-        return self._pool.blocks_for(request.num_tokens) <= self._pool.num_free
-
-    def _find_lone_row(self) -> PlannedRow | None:
-        """Admit a request that must be alone in its step; the others stand still for that one."""
-        request = next((request for request in self.waiting if request.is_lone), None)
-        if request is None or not self._has_room(request):
-            return None
-        if request.digest is not None and not self._is_adapter_ready(request):
-            return None
-        return self._admit(request, request.num_tokens) if self._try_place_adapter(request) else None
-
-    def _is_adapter_ready(self, request: Request) -> bool:
-        now = self._clock()
-        if not self.turns.try_start(request):
-            request.load_wait_at = now if request.load_wait_at is None else request.load_wait_at
+    def _start_lone(self, line: list[Request], draft: StepDraft) -> bool:
+        """Start a request that must be alone in its step; the others stand still for that one."""
+        request = next((request for request in line if request.is_lone), None)
+        if request is None or not self._admission.can_start_alone(request, self.running):
             return False
-        if request.load_wait_at is not None:
-            request.load_s += now - request.load_wait_at
-            request.load_wait_at = None
+        self._start(request, Prefix(), request.num_tokens, draft)
         return True
 
-    def _try_place_adapter(self, request: Request) -> bool:
-        """Find where in its prompt the request's adapter begins to act; False, and the request ended, if nowhere."""
-        if request.digest is None:
-            return True
-        invocation_ids = self._residency.facts(request.digest).invocation_ids
-        start = find_last(request.prompt_ids, invocation_ids)
-        if start is None:
-            self._ended.append(self._fail(request, InvocationMissingError.of(invocation_ids)))
-            return False
-        request.adapter_start = start
-        return True
+    def _start_waiting(self, line: list[Request], draft: StepDraft) -> None:
+        """Requests that can start get what is left; none does while running ones lack blocks."""
+        if draft.is_short:
+            return
+        for request, prefix in self._admission.find_startable(line, self.running):
+            start = self.prefixes.num_tokens(prefix)
+            num_tokens = draft.allow(start, request.num_tokens - start)
+            if num_tokens == 0:
+                return
+            self._start(request, prefix, num_tokens, draft)
 
-    def _admit(self, request: Request, budget: int) -> PlannedRow:
+    def _start(self, request: Request, prefix: Prefix, num_tokens: int, draft: StepDraft) -> None:
         self.waiting.remove(request)
-        self.running.append(request)
+        self.running[request] = None
         if request.digest is not None:
             slot = self._residency.try_pin(request.digest)
             assert slot is not None
             request.slot = slot
         if request.started_at is None:
             request.started_at = self._clock()
-        self._take_cached_prefix(request)
-        num_tokens = min(request.num_uncomputed, budget)
-        has_grown = self._try_grow(request, num_tokens)
-        assert has_grown
-        return self._plan_row(request, num_tokens)
+        copy = self.prefixes.take(request, prefix)
+        if copy is not None:
+            draft.block_copies.append(copy)
+        has_room = self._make_room(request, num_tokens, draft)
+        assert has_room
+        draft.add(request, num_tokens)
 
-    def _take_cached_prefix(self, request: Request) -> None:
-        """Start from the blocks of a known prefix; at least one token is left to compute, for its logits."""
-        if request.wants_logits or request.is_lone or not self._limits.enable_prefix_caching:
-            return
-        full_blocks = (request.num_tokens - 1) // self._pool.block_size
-        self._extend_hashes(request, full_blocks)
-        block_ids = self._pool.find_prefix(request.block_hashes[:full_blocks])
-        self._pool.share(block_ids)
-        request.block_ids = list(block_ids)
-        request.num_published = len(block_ids)
-        request.num_computed = len(block_ids) * self._pool.block_size
-        if request.preemptions == 0:
-            request.num_cached = request.num_computed
-            self.num_prefix_queries += len(request.prompt_ids)
-            self.num_prefix_hits += request.num_cached
-
-    def _plan_row(self, request: Request, num_tokens: int) -> PlannedRow:
-        samples = num_tokens == request.num_uncomputed and not request.wants_logits
-        return PlannedRow(request, request.num_computed, num_tokens, samples)
+    def _refuse(self, request: Request, error: RequestError) -> None:
+        self._refusals.append(self._fail(request, error))
 
     # results
 
-    def _publish_blocks(self, request: Request) -> None:
-        """Enter blocks that have become full into the prefix index."""
-        if request.is_lone or not self._limits.enable_prefix_caching:
-            return
-        full_blocks = request.num_computed // self._pool.block_size
-        self._extend_hashes(request, full_blocks)
-        for index in range(request.num_published, full_blocks):
-            self._pool.publish(request.block_ids[index], request.block_hashes[index])
-        request.num_published = full_blocks
+    def _take_in(self, row: PlannedRow, result: StepResult) -> TokenEvent | None:
+        request, request_id = row.request, row.request.request_id
+        request.num_computed = row.stop
+        if request_id in result.invalid:
+            return self._fail(request, OutputInvalidError() if request.digest is not None else StepFailedError())
+        if row.samples or request_id in result.vouched:
+            # the finite numbers of its last token vouch for all tokens before it
+            request.num_finite = row.stop
+            self.prefixes.publish(request)
+        if row.samples:
+            return self._append_token(request, result)
+        if request.wants_logits and request.num_uncomputed == 0:
+            return self._finish(request, "stop")
+        return None
 
-    def _extend_hashes(self, request: Request, num_blocks: int) -> None:
-        """Chain the hashes of full blocks; those that end before the adapter acts are the base's."""
-        size = self._pool.block_size
-        hashes = request.block_hashes
-        for index in range(len(hashes), num_blocks):
-            previous = hashes[-1] if hashes else prefix_seed(request.tenant_id)
-            if request.digest is not None and index == request.adapter_start // size:
-                previous = enter_adapter(previous, request.digest, request.adapter_start)
-            hashes.append(chain_hash(previous, request.token_ids(index * size, (index + 1) * size)))
-
-    def _append_token(self, request: Request, token_id: int, logprobs: TokenLogprobs | None) -> TokenEvent:
+    def _append_token(self, request: Request, result: StepResult) -> TokenEvent:
         now = self._clock()
         if request.last_token_at is None:
             request.first_token_at = now
+            self.prefixes.publish_tail(request)
         else:
             self._token_gaps.append(now - request.last_token_at)
         request.last_token_at = now
+        token_id = result.sampled[request.request_id]
         request.output_ids.append(token_id)
-        reason, is_hidden = self._find_ending(request, token_id)
+        reason, is_hidden = find_ending(request, token_id, self._eos_token_ids, self._limits.max_model_len)
         token_ids = [] if is_hidden else [token_id]
+        logprobs = result.logprobs.get(request.request_id)
         told = [] if is_hidden or logprobs is None else [logprobs]
         if reason is None:
             return TokenEvent(request.request_id, token_ids, logprobs=told)
         return self._finish(request, reason, token_ids, told)
 
-    def _find_ending(self, request: Request, token_id: int) -> tuple[str | None, bool]:
-        """Reason to end after this token, and whether the token itself is withheld from the text."""
-        params = request.params
-        if len(request.output_ids) > params.min_tokens:
-            is_eos = token_id in self._eos_token_ids and not params.ignore_eos
-            if is_eos or token_id in params.stop_token_ids:
-                return "stop", True
-        if len(request.output_ids) >= params.max_tokens or request.num_tokens >= self._limits.max_model_len:
-            return "length", False
-        return None, False
-
     def _finish(
         self, request: Request, reason: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprobs] = ()
     ) -> TokenEvent:
+        if request in self.running:
+            self.prefixes.publish_tail(request)
         self._remove(request)
         stats = request.stats(self._clock())
-        return TokenEvent(request.request_id, [*token_ids], reason, stats=stats, logprobs=[*logprobs])
+        return TokenEvent(request.request_id, list(token_ids), reason, stats=stats, logprobs=list(logprobs))
 
     def _fail(self, request: Request, error: RequestError) -> TokenEvent:
         self._remove(request)
@@ -379,38 +323,24 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         del self._id_to_request[request.request_id]
-        (self.running if request in self.running else self.waiting).remove(request)
+        if request in self.running:
+            del self.running[request]
+        else:
+            self.waiting.remove(request)
         self._release(request)
         if request.digest is not None:
             self.turns.note_ended(request)
             self._residency.let_go(request.digest)
 
     def _release(self, request: Request) -> None:
+        self.prefixes.leave(request)
         self._pool.free(request.block_ids)
         request.block_ids = []
-        request.num_published = 0
         if request.slot != NO_SLOT:
             self._residency.unpin(request.slot)
             request.slot = NO_SLOT
 
-    def _find_expiry(self, request: Request, now: float) -> RequestError | None:
-        is_queued = request.started_at is None
-        if now >= request.deadline_at:
-            return QueueFullError() if is_queued else DeadlineError()
-        if not is_queued:
-            return None
-        if request.load_wait_at is not None:
-            waited_s = now - request.load_wait_at
-            return LoadTimeoutError() if waited_s >= self._limits.adapter_load_timeout_s else None
-        return QueueFullError() if now - request.arrived_at >= self._limits.queue_timeout_s else None
-
-
-def find_last(token_ids: list[int], wanted: Sequence[int]) -> int | None:
-    """Position of the last occurrence of `wanted` in `token_ids`, 0 for nothing wanted, None if there is none."""
-    if not wanted:
-        return 0
-    pattern = list(wanted)
-    for start in range(len(token_ids) - len(pattern), -1, -1):
-        if token_ids[start] == pattern[0] and token_ids[start : start + len(pattern)] == pattern:
-            return start
-    return None
+    def _free_copied(self) -> None:
+        """Let go of blocks that were held until the step had copied them."""
+        self._pool.free([source for source, _ in self._draft.block_copies])
+        self._draft.block_copies = []

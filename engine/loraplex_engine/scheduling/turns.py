@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from loraplex_engine.core.request import Request
@@ -79,7 +79,7 @@ class Turns:
         if request.started_at is not None:
             self._longest_s = max(self._clock() - request.started_at, _FADING * self._longest_s)
 
-    def plan(self, waiting: Sequence[Request]) -> None:
+    def plan(self, waiting: Collection[Request]) -> None:
         """Decide for one step which adapters keep their slots and which take no new requests."""
         lease_began_at = self._clock() - self.lease_s
         slots = self._residency.slots.slots
@@ -102,7 +102,7 @@ class Turns:
             return False
         return self._residency.try_make_ready(request.digest, self._protected) is not None
 
-    def describe(self, waiting: Sequence[Request]) -> SlotSchedule:
+    def describe(self, waiting: Collection[Request]) -> SlotSchedule:
         """How the slots are shared, for `GET /internal/state`."""
         now = self._clock()
         slots = self._residency.slots.slots
@@ -131,7 +131,7 @@ class Turns:
             self._wanted_at.popitem(last=False)
         return {*self._wanted_at, *self._residency.held_digests}
 
-    def _say_when_overcommitted(self, waiting: Sequence[Request]) -> None:
+    def _say_when_overcommitted(self, waiting: Collection[Request]) -> None:
         is_overcommitted = len(self.find_working_set()) > len(self._residency.slots.slots)
         if is_overcommitted == self._is_overcommitted:
             return
@@ -146,7 +146,7 @@ class Turns:
             now.lease_s,
         )
 
-    def _find_waiting(self, waiting: Sequence[Request], since: float) -> set[str]:
+    def _find_waiting(self, waiting: Collection[Request], since: float) -> set[str]:
         """Adapters in host memory whose requests have had their turn in the queue before `since`, but no slot."""
         residency = self._residency
         digests = {r.digest for r in waiting if r.load_wait_at is not None and r.load_wait_at <= since}

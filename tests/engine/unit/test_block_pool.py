@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loraplex_engine.kv.pool import BlockPool, chain_hash, enter_adapter, prefix_seed
+from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.kv.prefix_index import BlockContent, chain_hash, enter_adapter, prefix_seed
 
 
 def test_allocate_takes_the_oldest_free_blocks_and_free_returns_the_tail_first() -> None:
@@ -26,7 +27,7 @@ def test_allocate_changes_nothing_when_blocks_do_not_suffice() -> None:
 def test_freed_block_is_found_by_its_content_until_it_is_reused() -> None:
     pool = BlockPool(2, 4)
     (block,) = pool.try_allocate(1) or []
-    pool.publish(block, b"content")
+    pool.publish(block, BlockContent(b"", [1, 2, 3, 4], b"content"))
     pool.free([block])
     assert pool.find_prefix([b"content"]) == [block]
     pool.try_allocate(2)
@@ -86,7 +87,8 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), content=st.integers(0, 5))
     def publish(self, data: st.DataObject, content: int) -> None:
-        self.pool.publish(data.draw(st.sampled_from(self.held))[0], bytes([content]))
+        tokens = [content] * 4
+        self.pool.publish(data.draw(st.sampled_from(self.held))[0], BlockContent(b"", tokens, bytes([content])))
 
     @rule(content=st.integers(0, 5))
     def revive(self, content: int) -> None:

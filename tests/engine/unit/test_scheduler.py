@@ -21,7 +21,7 @@ from schedules import EOS, World, code_of, shape
 
 def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
     world = World()
-    world.request("short", 2)
+    world.request("short", [31, 32])
     world.step()
     world.request("long", 18)
     assert shape(world.step()[0]) == [("short", 2, 1, True), ("long", 0, 7, False)]
@@ -97,8 +97,8 @@ def test_second_equal_prompt_starts_from_cached_blocks_but_computes_its_last_tok
     world.request("one", 8, max_tokens=1)
     world.step()
     two = world.request("two", 8, max_tokens=1)
-    assert shape(world.step()[0]) == [("two", 4, 4, True)]
-    assert two.num_cached == 4
+    assert shape(world.step()[0]) == [("two", 7, 1, True)]
+    assert two.num_cached == 7
 
 
 def test_nothing_is_reused_when_prefix_caching_is_off() -> None:

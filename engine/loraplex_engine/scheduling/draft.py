@@ -1,0 +1,53 @@
+"""A step in the making: its rows, the copies before it, and how much of a prompt still fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loraplex_engine.core.request import Request
+from loraplex_engine.core.step import PlannedRow, StepPlan
+from loraplex_engine.scheduling.budget import StepBudget
+from loraplex_engine.wire.messages import TokenEvent
+
+
+class StepDraft:
+    """What the scheduler has put into the next step so far; at most `max_tokens` tokens."""
+
+    def __init__(self, max_tokens: int, budget: StepBudget) -> None:
+        self.num_left = max_tokens
+        self.is_short = False
+        self.block_copies: list[tuple[int, int]] = []
+        self._request_to_row: dict[Request, PlannedRow] = {}
+        self._budget = budget
+
+    def add(self, request: Request, num_tokens: int) -> None:
+        """Let a request compute its next tokens."""
+        samples = num_tokens == request.num_uncomputed and not request.wants_logits
+        self._request_to_row[request] = PlannedRow(request, request.num_computed, num_tokens, samples)
+        self.num_left -= num_tokens
+
+    def give_up(self, request: Request) -> None:
+        """Take out a request that lost its blocks to another; the time for it is not given to others."""
+        self._request_to_row.pop(request, None)
+        self.is_short = True
+
+    def open_to_prompts(self, prompts: Sequence[tuple[int, int]]) -> None:
+        """From now on only prompts are added, out of these: (first uncomputed position, tokens to compute) of each."""
+        if prompts:
+            self._budget.begin([row.stop for row in self._request_to_row.values()], prompts)
+
+    def allow(self, start: int, wanted: int) -> int:
+        """How many of a prompt's tokens from `start` on the step takes; they count as taken."""
+        wanted = min(wanted, self.num_left)
+        return self._budget.allow(start, wanted) if wanted > 0 else 0
+
+    def to_plan(self, ended: list[TokenEvent]) -> StepPlan:
+        """The step as the runner takes it."""
+        return StepPlan(list(self._request_to_row.values()), ended, self.block_copies)
+
+    def observe(self, seconds: float) -> None:
+        """Learn from how long the step took."""
+        rows = self._request_to_row.values()
+        decode_context_lens = [row.stop for row in rows if row.num_tokens == 1]
+        chunks = [(row.start, row.num_tokens) for row in rows if row.num_tokens > 1]
+        self._budget.observe(decode_context_lens, chunks, seconds)

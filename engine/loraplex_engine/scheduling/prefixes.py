@@ -1,0 +1,173 @@
+"""Prefixes that requests have in common: what one starts from, what it waits for, what it leaves to others.
+
+`Prefixes` knows chains of tokens and who computes them; it holds blocks for a request, and never frees them.
+
+1. Full blocks that are known are shared, held by every request that reads them.
+2. Of a block that begins with the request's next tokens and goes on differently, or ends, it takes a copy, made at the
+   start of the step in which it writes there for the first time.
+3. A request whose next full block is being computed by a running one waits for it, 5 s at most, and then starts from
+   all that has become known. The running one never waits, so somebody always computes.
+
+At least one token is left to compute, for its logits. A block is known to others only after finite numbers of a later
+or equal token: attention reads all positions before, so a NaN among them would have shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from loraplex_engine.core.request import Request
+from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.kv.prefix_index import BlockContent, chain_hash, enter_adapter, prefix_seed
+
+_MAX_WAIT_S = 5.0
+_MIN_TAIL_SHARE = 0.25
+"""Of a block: copying costs about as much as computing so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Where a request can start: after whole blocks to share, and the first `tail_len` tokens of one to copy."""
+
+    block_ids: list[int] = field(default_factory=list)
+    tail_id: int = -1
+    tail_len: int = 0
+
+    def without_tail(self) -> Prefix:
+        """The whole blocks alone."""
+        return Prefix(self.block_ids)
+
+
+class Prefixes:
+    """Shared prefixes of one pool; `is_enabled` False: nobody shares anything."""
+
+    def __init__(self, pool: BlockPool, clock: Callable[[], float], *, is_enabled: bool) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._is_enabled = is_enabled
+        self._min_tail = max(1, int(pool.block_size * _MIN_TAIL_SHARE))
+        self._chain_to_owner: dict[bytes, Request] = {}
+        self.num_queries = 0
+        self.num_hits = 0
+        self.num_waits = 0
+
+    def try_find(self, request: Request) -> Prefix | None:
+        """Longest known prefix of a waiting request; None while another request computes what comes next.
+
+        Valid until the next change of the pool.
+        """
+        if not self._shares(request):
+            return Prefix()
+        size = self._pool.block_size
+        num_full = (request.num_tokens - 1) // size
+        self._extend_chain(request, num_full)
+        block_ids = self._pool.find_prefix(request.block_hashes[:num_full])
+        start = len(block_ids)
+        if start < num_full and self._must_wait(request, request.block_hashes[start]):
+            return None
+        wanted = request.token_ids(start * size, min((start + 1) * size, request.num_tokens - 1))
+        tail_id, tail_len = self._pool.find_tail(self._parent(request, start), wanted)
+        return Prefix(block_ids, tail_id, tail_len) if tail_len >= self._min_tail else Prefix(block_ids)
+
+    def num_tokens(self, prefix: Prefix) -> int:
+        """Tokens that a request need not compute."""
+        return len(prefix.block_ids) * self._pool.block_size + prefix.tail_len
+
+    def num_needed(self, request: Request, prefix: Prefix) -> int:
+        """Blocks that `take` and the computing of all other tokens take out of the free ones."""
+        num_own = self._pool.blocks_for(request.num_tokens) - len(prefix.block_ids)
+        tail_ids = [prefix.tail_id] if prefix.tail_len else []
+        return num_own + self._pool.count_free([*prefix.block_ids, *tail_ids])
+
+    def take(self, request: Request, prefix: Prefix) -> tuple[int, int] | None:
+        """Let an admitted request start from a prefix that fits.
+
+        Returns:
+            Blocks (from, to) to copy before the next step, of which the first is held until it has been copied.
+        """
+        if not self._shares(request):
+            return None
+        self._pool.share(prefix.block_ids)
+        request.block_ids = list(prefix.block_ids)
+        request.num_published = len(prefix.block_ids)
+        request.num_computed = len(prefix.block_ids) * self._pool.block_size
+        copy = self._take_tail(request, prefix) if prefix.tail_len else None
+        request.num_finite = request.num_computed
+        for chain in request.block_hashes[request.num_published :]:
+            self._chain_to_owner.setdefault(chain, request)
+        if request.preemptions == 0:
+            request.num_cached = request.num_computed
+            self.num_queries += len(request.prompt_ids)
+            self.num_hits += request.num_cached
+        return copy
+
+    def publish(self, request: Request) -> None:
+        """Let others find the blocks that have become full, as far as finite numbers vouch for them."""
+        num_full = request.num_finite // self._pool.block_size
+        if num_full <= request.num_published or not self._shares(request):
+            return
+        self._extend_chain(request, num_full)
+        for index in range(request.num_published, num_full):
+            chain = request.block_hashes[index]
+            self._publish_block(request, index, chain)
+            if self._chain_to_owner.get(chain) is request:
+                del self._chain_to_owner[chain]
+        request.num_published = num_full
+
+    def publish_tail(self, request: Request) -> None:
+        """Let others find the last block too, which is not full: where the prompt ends, or where the request does."""
+        if request.num_finite % self._pool.block_size and self._shares(request):
+            self.publish(request)
+            self._publish_block(request, request.num_finite // self._pool.block_size, None)
+
+    def leave(self, request: Request) -> None:
+        """The request computes no more; whoever waited for it need not."""
+        for chain in request.block_hashes[request.num_published :]:
+            if self._chain_to_owner.get(chain) is request:
+                del self._chain_to_owner[chain]
+        request.num_published = request.num_finite = 0
+
+    def check_integrity(self, running: Iterable[Request]) -> None:
+        """Assert that only running requests are waited for, and only for what they have not given yet."""
+        promised = {r: set(r.block_hashes[r.num_published :]) for r in running}
+        assert all(chain in promised[owner] for chain, owner in self._chain_to_owner.items())
+
+    def _shares(self, request: Request) -> bool:
+        return self._is_enabled and not (request.is_lone or request.wants_logits)
+
+    def _must_wait(self, request: Request, chain: bytes) -> bool:
+        if chain not in self._chain_to_owner:
+            return False
+        now = self._clock()
+        if request.prefix_wait_at is None:
+            request.prefix_wait_at = now
+            self.num_waits += 1
+        return now - request.prefix_wait_at < _MAX_WAIT_S
+
+    def _take_tail(self, request: Request, prefix: Prefix) -> tuple[int, int]:
+        # NOTE: held before a block is allocated, which could be that very block
+        self._pool.share([prefix.tail_id])
+        block_ids = self._pool.try_allocate(1)
+        assert block_ids is not None
+        request.block_ids += block_ids
+        request.num_computed += prefix.tail_len
+        return prefix.tail_id, block_ids[0]
+
+    def _publish_block(self, request: Request, index: int, chain: bytes | None) -> None:
+        size = self._pool.block_size
+        token_ids = request.token_ids(index * size, min((index + 1) * size, request.num_finite))
+        self._pool.publish(request.block_ids[index], BlockContent(self._parent(request, index), token_ids, chain))
+
+    def _parent(self, request: Request, index: int) -> bytes:
+        """Chain hash before a block; blocks that end before the adapter acts are the base's."""
+        previous = request.block_hashes[index - 1] if index else prefix_seed(request.tenant_id)
+        if request.digest is not None and index == request.adapter_start // self._pool.block_size:
+            return enter_adapter(previous, request.digest, request.adapter_start)
+        return previous
+
+    def _extend_chain(self, request: Request, num_blocks: int) -> None:
+        size = self._pool.block_size
+        for index in range(len(request.block_hashes), num_blocks):
+            token_ids = request.token_ids(index * size, (index + 1) * size)
+            request.block_hashes.append(chain_hash(self._parent(request, index), token_ids))
