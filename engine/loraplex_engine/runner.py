@@ -50,14 +50,14 @@ class ModelRunner:
         wanted, row_indices = _wanted_rows(plan)
         gemms_before, began_at = self._model.base_gemm_calls, time.monotonic()
         hidden = self._model.forward(inputs, self._cache)
+        result = StepResult({}, vouched=_find_vouched(plan, hidden))
         num_gemms = self._model.base_gemm_calls - gemms_before
-        if not row_indices:
-            return StepResult({}, num_base_gemms=num_gemms, model_s=time.monotonic() - began_at)
-        adapters = inputs.adapters
-        if row_indices != list(range(len(slot_of_row))):
-            hidden = hidden[row_indices]
-            adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
-        result = self._read(wanted, self._model.logits(hidden, adapters))
+        if row_indices:
+            adapters = inputs.adapters
+            if row_indices != list(range(len(slot_of_row))):
+                hidden = hidden[row_indices]
+                adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
+            result = self._read(result, wanted, self._model.logits(hidden, adapters))
         return replace(result, num_base_gemms=num_gemms, model_s=time.monotonic() - began_at)
 
     def poison(self, block_ids: list[int], slot_ids: list[int]) -> None:
@@ -94,14 +94,16 @@ class ModelRunner:
         size, block_ids = self._block_size, row.request.block_ids
         return [block_ids[p // size] * size + p % size for p in range(row.start, row.stop)]
 
-    def _read(self, wanted: list[PlannedRow], logits: Tensor) -> StepResult:
+    def _read(self, result: StepResult, wanted: list[PlannedRow], logits: Tensor) -> StepResult:
         num_sampling = sum(row.samples for row in wanted)
         samples = self._sampler.sample(logits[:num_sampling], [row.request for row in wanted[:num_sampling]])
         kept: dict[str, Tensor] = {}
         for row in wanted[num_sampling:]:
             begin = num_sampling + sum(map(len, kept.values()))
-            kept[row.request.request_id] = logits[begin : begin + row.num_tokens]
-        return StepResult(samples.token_ids, samples.invalid, kept, logprobs=samples.logprobs)
+            kept[row.request.request_id] = logits[begin : begin + row.num_tokens].float()
+        return replace(
+            result, sampled=samples.token_ids, invalid=samples.invalid, logits=kept, logprobs=samples.logprobs
+        )
 
 
 def _slots(plan: StepPlan) -> list[int]:
@@ -111,6 +113,17 @@ def _slots(plan: StepPlan) -> list[int]:
         num_before = min(row.num_tokens, max(0, row.request.adapter_start - row.start))
         slots += [NO_SLOT] * num_before + [row.request.slot] * (row.num_tokens - num_before)
     return slots
+
+
+def _find_vouched(plan: StepPlan, hidden: Tensor) -> frozenset[str]:
+    """Requests of which a part of the prompt was computed and every row of that part is finite."""
+    vouched: list[str] = []
+    stop = 0
+    for row in plan.rows:
+        start, stop = stop, stop + row.num_tokens
+        if not row.samples and not row.request.wants_logits and torch.isfinite(hidden[start:stop]).all():
+            vouched.append(row.request.request_id)
+    return frozenset(vouched)
 
 
 def _wanted_rows(plan: StepPlan) -> tuple[list[PlannedRow], list[int]]:

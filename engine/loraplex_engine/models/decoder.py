@@ -157,7 +157,7 @@ class Decoder:
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """The scores of every token: [Q, E] to [Q, V], float32 (float64 in a float64 model).
+        """The scores of every token in the model's dtype: [Q, E] to [Q, V].
 
         Args:
             hidden: rows of what `forward` returned, [Q, E].
@@ -166,7 +166,7 @@ class Decoder:
         scores = self.head(hidden)
         if adapters is not None:
             adapt_scores(scores, hidden, adapters)
-        return scores if scores.dtype is torch.float64 else scores.float()
+        return scores
 
     def _attend(self, index: int, x: Tensor, inputs: StepInputs, kv: KVCache) -> Tensor:
         config, layer = self.config, self.layers[index]

@@ -68,7 +68,7 @@ def test_float64_is_served_as_ground_truth(llama_base: Path) -> None:
 def test_bfloat16_keeps_clear_choices(hf_base: Path) -> None:
     model = load_paged(hf_base, torch.bfloat16)
     (ours,) = model.step((model.start(PROMPT), len(PROMPT)))
-    assert ours.dtype is torch.float32
+    assert ours.dtype is torch.bfloat16
     _assert_same_top1(ours, reference_logits(load_reference(hf_base), PROMPT), BF16_GAP)
 
 
