@@ -52,6 +52,14 @@ def build_facts(**changes: Any) -> wire.CoreReady:
     return wire.CoreReady(**facts | changes)
 
 
+def build_logprobs(num_top: int | None, token: int, count: int) -> list[wire.TokenLogprobs]:
+    """What a core says of one token: the chosen one is the second likeliest."""
+    if num_top is None:
+        return []
+    likely = [(5, -0.25), (token, -1.0 - count), *((100 + index, -30.0 - index) for index in range(num_top))]
+    return [wire.TokenLogprobs(-1.0 - count, likely[:num_top])]
+
+
 class ScriptedCore:
     """One peer of a front; every behaviour is an attribute."""
 
@@ -129,7 +137,7 @@ class ScriptedCore:
             if count == self.hangs_after:
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.pace_s)
-            await self._token(request, token)
+            await self._token(request, token, count)
         is_long = len(ids) >= request.params.max_tokens
         self._tasks.pop(request.request_id, None)
         # the EOS token is counted and has no text
@@ -137,8 +145,9 @@ class ScriptedCore:
         await self._end(request.request_id, "length" if is_long else "stop", self._stats(request, num_tokens))
         await self._settle_drains()
 
-    async def _token(self, request: wire.AddRequest, token: int) -> None:
-        await self.say(wire.TokenEvents([wire.TokenEvent(request.request_id, [token])]))
+    async def _token(self, request: wire.AddRequest, token: int, count: int) -> None:
+        logprobs = build_logprobs(request.params.logprobs, token, count)
+        await self.say(wire.TokenEvents([wire.TokenEvent(request.request_id, [token], logprobs=logprobs)]))
 
     async def _end(self, request_id: str, finish: str, stats: wire.RequestStats) -> None:
         await self.say(wire.TokenEvents([wire.TokenEvent(request_id, [], finish, None, stats)]))

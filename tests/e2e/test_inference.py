@@ -166,7 +166,8 @@ def test_wrong_name_or_key_is_refused_and_never_answered_by_the_base(
     ("fields", "code", "param"),
     [
         ({"max_tokens": -1}, "invalid_request_error", "max_tokens"),
-        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
+        ({"top_logprobs": 3}, "invalid_request_error", "top_logprobs"),
+        ({"logit_bias": {"999999": 1}}, "invalid_request_error", "logit_bias"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
         ({"extra_body": {"no_such_field": 1}}, "unknown_parameter", "no_such_field"),
         ({"max_tokens": 5000}, "context_length_exceeded", "messages"),

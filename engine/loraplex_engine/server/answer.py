@@ -14,7 +14,7 @@ from litestar.types import Receive, Scope, Send
 from loraplex_engine.errors import ClientGoneError, EngineError
 from loraplex_engine.server.choice import Update
 from loraplex_engine.server.chunk import Renderer
-from loraplex_engine.server.generation import MAX_PENDING_CHARS, Generation
+from loraplex_engine.server.generation import MAX_PENDING_BYTES, Generation
 from loraplex_engine.server.http_error import error_body, error_headers, status_of
 from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.wire import done as private
@@ -67,24 +67,24 @@ class GenerationAnswer:
         self._generation.cancel()
 
     async def _stream(self, send: Send) -> None:
-        self._generation.max_pending_chars = MAX_PENDING_CHARS
+        self._generation.max_pending_bytes = MAX_PENDING_BYTES
         async for updates in self._generation.updates():
             await self._start(send, 200, _STREAM_HEADERS)
             await self._write(send, b"".join(map(self._render, updates)) or self._build_sign_of_life())
         done = await self._generation.settle()
-        usage = _event(self._renderer.usage(done)) if self._options.includes_usage else b""
+        usage = self._renderer.usage(done) if self._options.includes_usage else b""
         await self._write(send, usage + self._done_event(done) + _event(b"[DONE]"), is_last=True)
 
     def _render(self, update: Update) -> bytes:
-        parts: list[bytes | None] = []
+        events = b""
         if update.index not in self._opened:
             self._opened.add(update.index)
-            parts.append(self._renderer.opening(update.index))
-        if update.text:
-            parts.append(self._renderer.text(update.index, update.text))
+            events = self._renderer.opening(update.index)
+        if update.text or update.entries:
+            events += self._renderer.text(update.index, update.text, update.entries)
         if update.finish is not None:
-            parts.append(self._renderer.finish(update.index, update.finish))
-        return b"".join(_event(part) for part in parts if part is not None)
+            events += self._renderer.finish(update.index, update.finish)
+        return events
 
     async def _send_whole(self, send: Send) -> None:
         answers: dict[int, list[Update]] = {}
@@ -146,4 +146,6 @@ def _event(data: bytes, name: str | None = None) -> bytes:
 
 def _join(updates: Sequence[Update]) -> Update:
     """Return one choice's updates as one."""
-    return Update(updates[0].index, "".join(update.text for update in updates), updates[-1].finish)
+    text = "".join(update.text for update in updates)
+    entries = [entry for update in updates for entry in update.entries]
+    return Update(updates[0].index, text, updates[-1].finish, entries)

@@ -1,7 +1,7 @@
 """Text from token ids, one id at a time: a character is given out when its last byte is there, never in halves.
 
 `TokenTable` knows the bytes of every token (byte-level and SentencePiece vocabularies); `Detokenizer` is the state of
-one answer. Special tokens have no text.
+one answer. Special tokens have names and no text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,25 @@ _SPACE = "\u2581"
 class TokenTable:
     """The bytes of each token id, and whether an answer's first space belongs to the tokenizer, not to the text."""
 
-    def __init__(self, token_to_bytes: dict[int, bytes], *, has_leading_space: bool) -> None:
+    def __init__(
+        self,
+        token_to_bytes: dict[int, bytes],
+        *,
+        has_leading_space: bool,
+        special_to_name: dict[int, str] | None = None,
+    ) -> None:
         self._token_to_bytes = token_to_bytes
+        self._special_to_name = special_to_name or {}
         self.has_leading_space = has_leading_space
         self.longest_token_bytes = max(map(len, token_to_bytes.values()), default=1)
 
     def get(self, token_id: int) -> bytes:
         """Return the bytes of a token; none for special tokens and for padding of the vocabulary."""
         return self._token_to_bytes.get(token_id, b"")
+
+    def get_name(self, token_id: int) -> str:
+        """Return what the vocabulary calls a special token; nothing for others."""
+        return self._special_to_name.get(token_id, "")
 
 
 def build_token_table(tokenizer: dict[str, Any]) -> TokenTable:
@@ -45,9 +56,11 @@ def build_token_table(tokenizer: dict[str, Any]) -> TokenTable:
     else:
         raise BaseUnsupportedError(f"The base's tokenizer has a decoder that is not served ({sorted(kinds)}).")
     table = {token_id: read(token) for token, token_id in _vocabulary(tokenizer["model"])}
-    for token in tokenizer.get("added_tokens", ()):
-        table[token["id"]] = b"" if token["special"] else read(token["content"])
-    return TokenTable(table, has_leading_space=any(map(_strips_leading_space, decoders)))
+    added = tokenizer.get("added_tokens", ())
+    names = {token["id"]: token["content"] for token in added if token["special"]}
+    table |= {token["id"]: b"" if token["special"] else read(token["content"]) for token in added}
+    has_leading_space = any(map(_strips_leading_space, decoders))
+    return TokenTable(table, has_leading_space=has_leading_space, special_to_name=names)
 
 
 def _walk(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
@@ -99,16 +112,24 @@ class Detokenizer:
     def __init__(self, table: TokenTable, *, strips_leading_space: bool) -> None:
         self._table = table
         self._strips = strips_leading_space and table.has_leading_space
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def get_bytes(self, token_id: int) -> bytes:
+        """Return what `push` of this id would add to the answer's bytes now."""
+        data = self._table.get(token_id)
+        return data.removeprefix(b" ") if self._strips else data
+
+    def get_name(self, token_id: int) -> str:
+        """Return what the vocabulary calls a special token; nothing for others."""
+        return self._table.get_name(token_id)
 
     def push(self, token_id: int) -> str:
         """Take one id; return the characters that it completes."""
-        data = self._table.get(token_id)
-        if self._strips and data:
+        data = self.get_bytes(token_id)
+        if self._strips and self._table.get(token_id):
             self._strips = False
-            data = data.removeprefix(b" ")
-        return self._decoder.decode(data)
+        return self._decode(data)
 
     def flush(self) -> str:
         """Return one U+FFFD if the answer ended within a character, else nothing."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", True)  # noqa: FBT003 - positional in C

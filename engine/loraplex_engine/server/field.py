@@ -24,23 +24,19 @@ _Request = TypeVar("_Request", bound=msgspec.Struct)
 _MAX_REASON_CHARS = 300
 _MAX_NAME_CHARS = 64
 _MAX_STOP_TOKENS = 64
+_MAX_BIAS = 100
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
 _MAX_METADATA_KEY_CHARS, _MAX_METADATA_VALUE_CHARS = 64, 512
 _FIELD_IN_MESSAGE = re.compile(r"at `\$\.(\w+)|missing required field `(\w+)`$")
 
 # fields with the values that change nothing; every other value is refused
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "use_beam_search": (False,),
 }
 _NEUTRAL_CHAT = _NEUTRAL | {
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
@@ -60,7 +56,7 @@ _NEUTRAL_COMPLETION = _NEUTRAL | {"echo": (False,), "suffix": ("",)}
 _UNSUPPORTED = frozenset((
     "allowed_token_ids", "audio", "bad_words", "best_of", "cache_salt", "chat_template", "chat_template_kwargs",
     "documents", "echo", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex",
-    "include_stop_str_in_output", "logprobs", "modalities", "parallel_tool_calls", "prediction",
+    "include_stop_str_in_output", "modalities", "parallel_tool_calls", "prediction",
     "prompt_cache_options", "prompt_cache_retention", "prompt_logprobs", "reasoning_effort", "response_format",
     "skip_special_tokens", "spaces_between_special_tokens", "structured_outputs", "suffix", "tool_choice", "tools",
     "top_logprobs", "truncate_prompt_tokens", "verbosity", "web_search_options",
@@ -77,6 +73,13 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, openai.MAX_CHOICES),
     ("seed", -(2**63), 2**63 - 1),
     ("min_tokens", 0, float("inf")),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    # far from 0, by which it divides
+    ("repetition_penalty", 0.01, 2),
+    # of completions; a chat's is true or false, which is in the range
+    ("logprobs", 0, openai.MAX_TOP_LOGPROBS),
+    ("top_logprobs", 0, openai.MAX_TOP_LOGPROBS),
 )
 
 
@@ -90,6 +93,8 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
     _check_sampling(request)
     if not request.messages:
         raise InvalidRequestError("`messages` must hold at least one message.", param="messages")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     if request.max_completion_tokens is not None:
         if request.max_tokens not in (None, request.max_completion_tokens):
             raise InvalidRequestError(
@@ -215,6 +220,18 @@ def _check_min_tokens(request: SamplingFields) -> None:
         raise InvalidRequestError("`min_tokens` must not be above `max_tokens`.", param="min_tokens")
 
 
+def _check_logit_bias(request: SamplingFields) -> None:
+    if len(request.logit_bias) > openai.MAX_LOGIT_BIAS:
+        raise InvalidRequestError(f"`logit_bias` may hold at most {openai.MAX_LOGIT_BIAS} tokens.", param="logit_bias")
+    for token_id, bias in request.logit_bias.items():
+        if _TOKEN_ID.fullmatch(token_id) is None:
+            raise InvalidRequestError("The keys of `logit_bias` must be token ids.", param="logit_bias")
+        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
+            raise InvalidRequestError(
+                f"The values of `logit_bias` must be from -{_MAX_BIAS} to {_MAX_BIAS}.", param="logit_bias"
+            )
+
+
 def _check_stream_options(request: SamplingFields) -> None:
     if request.stream_options is None:
         return
@@ -243,6 +260,7 @@ _CHECKS: tuple[Callable[[SamplingFields], None], ...] = (
     _check_stop,
     _check_stop_tokens,
     _check_min_tokens,
+    _check_logit_bias,
     _check_stream_options,
     _check_metadata,
 )

@@ -37,6 +37,8 @@ from loraplex_engine.wire.openai import (
 from loraplex_registry.wire.digest import check_digest
 
 _SEED_MASK = 2**63 - 1
+MAX_WHOLE_LOGPROBS = 1 << 20
+"""Of an answer that is not streamed."""
 
 
 class Front:
@@ -74,9 +76,11 @@ class Front:
         digest = self._resolve(request.model, facts)
         ids = await self._prompts.read_chat(request.messages, facts.max_model_len)
         max_tokens = self._fit(request, [ids], facts, default=None, param="messages")
-        params = _build_params(request, max_tokens, facts.vocab_size)
+        num_top = request.top_logprobs if request.logprobs else None
+        params = _build_params(request, max_tokens, facts.vocab_size, num_top)
         spec = _build_spec(request, caller, [ids], params, digest, continues_prompt=False)
-        return self._answer(request, caller, spec, ChatRenderer(self._answer_facts("chatcmpl", request, caller, facts)))
+        answer_facts = self._answer_facts("chatcmpl", request, caller, facts)
+        return self._answer(request, caller, spec, ChatRenderer(answer_facts, has_logprobs=request.logprobs))
 
     async def create_completion(self, body: dict[str, Any], caller: Caller) -> GenerationAnswer:
         """Return the answer to a completion, not yet started. Raises CallError if it is refused."""
@@ -85,11 +89,11 @@ class Front:
         prompts = await self._prompts.read_prompts(request.prompt, facts.max_model_len)
         _check_generations(len(prompts), request.n)
         max_tokens = self._fit(request, prompts, facts, default=DEFAULT_COMPLETION_TOKENS, param="prompt")
-        params = _build_params(request, max_tokens, facts.vocab_size)
+        params = _build_params(request, max_tokens, facts.vocab_size, request.logprobs)
         spec = _build_spec(request, caller, prompts, params, digest, continues_prompt=True)
-        return self._answer(
-            request, caller, spec, CompletionRenderer(self._answer_facts("cmpl", request, caller, facts))
-        )
+        answer_facts = self._answer_facts("cmpl", request, caller, facts)
+        renderer = CompletionRenderer(answer_facts, has_logprobs=request.logprobs is not None)
+        return self._answer(request, caller, spec, renderer)
 
     async def tokenize(self, body: dict[str, Any]) -> tuple[TokenizeResponse, str | None]:
         """Return the ids that a generation route would compute, and the digest asked for; CallError if refused."""
@@ -128,6 +132,7 @@ class Front:
         for ids in prompts:
             check_ids(ids, facts.vocab_size, param)
         check_ids(request.stop_token_ids, facts.vocab_size, "stop_token_ids")
+        check_ids(list(map(int, request.logit_bias)), facts.vocab_size, "logit_bias")
         longest = max(map(len, prompts))
         return fit_max_tokens(longest, request.max_tokens, facts.max_model_len, default=default, param=param)
 
@@ -142,7 +147,8 @@ class Front:
     def _answer(
         self, request: SamplingFields, caller: Caller, spec: GenerationSpec, renderer: Renderer
     ) -> GenerationAnswer:
-        generation = Generation(self.core, spec, self._tokenizer.table)
+        _check_whole(request, spec)
+        generation = Generation(self.core, spec, self._tokenizer.table, renderer.writer)
         self.log.add(generation, self._count)
         options = AnswerOptions(
             is_stream=request.stream,
@@ -162,7 +168,22 @@ def _check_generations(num_prompts: int, n: int) -> None:
         )
 
 
-def _build_params(request: SamplingFields, max_tokens: int, vocab_size: int) -> SamplingParams:
+def _check_whole(request: SamplingFields, spec: GenerationSpec) -> None:
+    """Refuse an answer that would hold more log-probabilities at once than this process keeps for one client."""
+    if request.stream or spec.params.logprobs is None:
+        return
+    num_positions = len(spec.prompts) * spec.n * spec.params.max_tokens
+    if num_positions * (1 + spec.params.logprobs) > MAX_WHOLE_LOGPROBS:
+        raise InvalidRequestError(
+            f"An answer of up to {num_positions} tokens with {1 + spec.params.logprobs} log-probabilities each is too "
+            f"large; use `stream`, or ask for at most {MAX_WHOLE_LOGPROBS} in all (`max_tokens`, `n`).",
+            param="logprobs",
+        )
+
+
+def _build_params(
+    request: SamplingFields, max_tokens: int, vocab_size: int, num_logprobs: int | None
+) -> SamplingParams:
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=request.temperature,
@@ -174,6 +195,11 @@ def _build_params(request: SamplingFields, max_tokens: int, vocab_size: int) -> 
         min_tokens=min(request.min_tokens, max_tokens),
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in request.logit_bias.items() if bias)),
+        logprobs=num_logprobs,
     )
 
 

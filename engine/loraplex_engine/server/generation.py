@@ -15,11 +15,13 @@ import msgspec
 from loraplex_engine.errors import ClientGoneError, DeadlineError, EngineError, ReplicaFailedError, RequestError
 from loraplex_engine.server.choice import Choice, Update
 from loraplex_engine.server.detokenizer import Detokenizer, TokenTable
+from loraplex_engine.server.logprob import LogprobWriter
 from loraplex_engine.wire.done import BASE_DIGEST, RequestDone
 from loraplex_engine.wire.messages import AddRequest, ErrorInfo, SamplingParams, TokenEvent
 
 CLOSE_TIMEOUT_S = 5.0
-MAX_PENDING_CHARS = 1 << 20
+MAX_PENDING_BYTES = 1 << 20
+"""Of one stream: text and log-probabilities that its client has not taken."""
 _FINISH_ORDER = ("error", "abort", "length", "stop")
 
 
@@ -59,10 +61,12 @@ def build_error(info: ErrorInfo) -> RequestError:
 class Generation:
     """One request of a client: `start` it, read `updates`, and `done` says what it cost."""
 
-    def __init__(self, core: Core, spec: GenerationSpec, table: TokenTable) -> None:
+    def __init__(
+        self, core: Core, spec: GenerationSpec, table: TokenTable, writer: LogprobWriter | None = None
+    ) -> None:
         self.spec = spec
         self.error: EngineError | None = None
-        self.max_pending_chars: int | None = None
+        self.max_pending_bytes: int | None = None
         self.on_closed: Callable[[RequestDone], None] = lambda _: None
         self._core = core
         self._wake = asyncio.Event()
@@ -70,7 +74,9 @@ class Generation:
         self._timer: asyncio.TimerHandle | None = None
         self._is_ending = False
         self._choices = [
-            Choice(index, request, Detokenizer(table, strips_leading_space=not spec.continues_prompt), spec.stops)
+            Choice(
+                index, request, Detokenizer(table, strips_leading_space=not spec.continues_prompt), spec.stops, writer
+            )
             for index, request in enumerate(_build_requests(spec))
         ]
         self._id_to_choice = {choice.request.request_id: choice for choice in self._choices}
@@ -158,9 +164,9 @@ class Generation:
             self._end_soon()
 
     def _is_reader_slow(self) -> bool:
-        if self.max_pending_chars is None:
+        if self.max_pending_bytes is None:
             return False
-        return sum(choice.pending_chars for choice in self._choices) > self.max_pending_chars
+        return sum(choice.pending_bytes for choice in self._choices) > self.max_pending_bytes
 
     def _let_go(self) -> None:
         """Abort what still runs, once, and close by force if the core does not answer."""

@@ -17,6 +17,8 @@ MAX_GENERATIONS = 128
 MAX_STOPS = 16
 MAX_STOP_CHARS = 128
 MAX_METADATA = 16
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,6 +58,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] = []
     min_tokens: int = 0
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -69,12 +75,15 @@ class ChatRequest(SamplingFields, kw_only=True):
 
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """POST /v1/completions; a prompt is text or token ids, and a list of either is several prompts."""
 
     prompt: str | list[Any]
+    logprobs: int | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -110,6 +119,20 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(msgspec.Struct):
+    """One of the likeliest tokens at a position: its text, and the bytes that it adds to the answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The token that was chosen, and the likeliest ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
 class ChatMessage(msgspec.Struct):
     """The model's message."""
 
@@ -124,19 +147,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     finish_reason: str
-    logprobs: None = None
-
-
-class ChatResponse(msgspec.Struct):
-    """The answer to a chat that was not streamed."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: Usage
-    object: str = "chat.completion"
+    logprobs: msgspec.Raw | None = None
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -152,19 +163,7 @@ class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: ChatDelta
     finish_reason: str | None = None
-    logprobs: None = None
-
-
-class ChatChunk(msgspec.Struct, omit_defaults=True):
-    """One event of a streamed chat; `usage` only in the last one, and only if asked for."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChunkChoice]
-    object: str = msgspec.field(default_factory=lambda: "chat.completion.chunk")
-    usage: Usage | None = None
+    logprobs: msgspec.Raw | None = None
 
 
 class CompletionChoice(msgspec.Struct):
@@ -173,19 +172,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     finish_reason: str | None = None
-    logprobs: None = None
-
-
-class Completion(msgspec.Struct, omit_defaults=True):
-    """The answer to a completion, and each event of a streamed one."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    object: str = msgspec.field(default_factory=lambda: "text_completion")
-    usage: Usage | None = None
+    logprobs: msgspec.Raw | None = None
 
 
 class ModelCard(msgspec.Struct):

@@ -28,12 +28,19 @@ WRONG = [
     *[("user", value) for value in (5, [])],
     *[("metadata", value) for value in ({"a": 1}, {str(i): "" for i in range(17)}, {"a": "x" * 513}, [], "x")],
     *[("model", value) for value in ("", None, 5, [])],
+    *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, "x", False, [])],
+    *[("repetition_penalty", value) for value in (0, -1, 1e-30, 2.1, "x", True)],
+    *[("logit_bias", value) for value in ({"7": 100.1}, {"7": -101}, {"7": "1"}, {"7": True}, {"7": None}, [], "7")],
+    *[("logit_bias", {key: 1}) for key in ("abc", "-1", "07", "1.5", "", "\u0667", "9" * 30)],
+    ("logit_bias", {str(index): 1 for index in range(1025)}),
 ]
 NEUTRAL: list[tuple[str, Any]] = [
-    ("frequency_penalty", 0),
-    ("presence_penalty", 0.0),
-    ("repetition_penalty", 1.0),
+    ("frequency_penalty", -2),
+    ("presence_penalty", 2),
+    ("repetition_penalty", 2),
+    ("repetition_penalty", 0.01),
     ("logit_bias", {}),
+    ("logit_bias", {"0": -100, "1999": 100.0}),
     ("store", False),
     ("service_tier", "auto"),
     ("service_tier", "default"),
@@ -57,7 +64,9 @@ def test_a_wrong_value_is_refused_by_name(read: Any, good: dict[str, Any], name:
 
 @pytest.mark.parametrize(("read", "good"), BOTH)
 @pytest.mark.parametrize(("name", "value"), NEUTRAL)
-def test_a_value_that_changes_nothing_is_accepted(read: Any, good: dict[str, Any], name: str, value: Any) -> None:
+def test_a_value_at_its_limit_or_of_no_effect_is_accepted(
+    read: Any, good: dict[str, Any], name: str, value: Any
+) -> None:
     read(good | {name: value})
 
 
@@ -65,18 +74,13 @@ def test_a_value_that_changes_nothing_is_accepted(read: Any, good: dict[str, Any
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("frequency_penalty", 1),
-        ("presence_penalty", False),
-        ("presence_penalty", "x"),
         ("store", True),
         ("service_tier", "flex"),
-        ("logit_bias", {"999999999": 1}),
         ("prompt_logprobs", 1),
         ("cache_salt", "x"),
         ("guided_json", {}),
         ("audio", {}),
         ("prediction", {}),
-        ("repetition_penalty", 1.1),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], name: str, value: Any) -> None:
@@ -88,9 +92,6 @@ def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], n
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 21),
-        ("top_logprobs", -1),
         ("tools", [{}]),
         ("tool_choice", "auto"),
         ("response_format", {"type": "json_object"}),
@@ -100,7 +101,6 @@ def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], n
         ("parallel_tool_calls", 1),
         ("chat_template_kwargs", {"enable_thinking": False}),
         ("web_search_options", {}),
-        ("logprobs", 0),
     ],
 )
 def test_chat_fields_that_are_not_built_are_refused(name: str, value: Any) -> None:
@@ -128,11 +128,42 @@ def test_tokenize_takes_what_changes_no_prompt(name: str, value: Any) -> None:
     assert read_tokenize(CHAT | {name: value}) == read_tokenize(CHAT)
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("logprobs", 0), ("suffix", "x"), ("best_of", 2)])
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("top_logprobs", 1), ("suffix", "x"), ("best_of", 2)])
 def test_completion_fields_that_are_not_built_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UnsupportedParameterError) as refusal:
         read_completion(PROMPT | {name: value})
     assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *[{"logprobs": True, "top_logprobs": value} for value in (21, 10**6, -1, 1.5, "5", True)],
+        {"top_logprobs": 5},
+        {"logprobs": False, "top_logprobs": 5},
+    ],
+)
+def test_a_chat_s_top_logprobs_go_to_20_and_want_logprobs(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | fields)
+    assert refusal.value.param == "top_logprobs"
+
+
+@pytest.mark.parametrize("value", [0, 5, "true", [], {}])
+def test_a_chat_s_logprobs_are_true_or_false(value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {"logprobs": value})
+    assert refusal.value.param == "logprobs"
+    assert read_chat(CHAT | {"logprobs": True, "top_logprobs": 20}).top_logprobs == 20
+    assert read_chat(CHAT | {"logprobs": False, "top_logprobs": 0}) == read_chat(CHAT)
+
+
+@pytest.mark.parametrize("value", [-1, 21, 10**6, 1.5, True, False, "5"])
+def test_a_completion_s_logprobs_are_a_number_to_20(value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_completion(PROMPT | {"logprobs": value})
+    assert refusal.value.param == "logprobs"
+    assert [read_completion(PROMPT | {"logprobs": number}).logprobs for number in (0, 20, None)] == [0, 20, None]
 
 
 def test_best_of_as_many_as_are_returned_changes_nothing() -> None:

@@ -94,7 +94,7 @@ async def test_one_failed_choice_fails_the_request_and_frees_the_others() -> Non
 async def test_text_that_nobody_takes_is_bounded() -> None:
     core = ListCore()
     generation, _ = build(core)
-    generation.max_pending_chars = 10
+    generation.max_pending_bytes = 10 * (64 + 1)
     core.say("r-0", "x" * 10)
     assert generation.error is None
     core.say("r-0", "x")
