@@ -14,13 +14,12 @@ import torch
 
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.config import EngineConfig, available_cpus, check_config
-from loraplex_engine.core.request import Request
-from loraplex_engine.core.step import PlannedRow, StepPlan
 from loraplex_engine.engine import Engine, observe_load
 from loraplex_engine.errors import StartupError
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.kv.reservation import Reservation
 from loraplex_engine.loop.base import Base, LoadedModel, load_model, open_base
+from loraplex_engine.loop.calibration import calibrate_runner
 from loraplex_engine.loop.hooks import TOLERATED, Hooks
 from loraplex_engine.loop.machine import read_machine_memory, read_process_bytes
 from loraplex_engine.loop.memory import MemoryPlan, choose_kv_bytes, choose_num_blocks, plan_memory
@@ -34,10 +33,11 @@ from loraplex_engine.models.decoder import LINEARS_PER_LAYER, lora_shapes
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.runner import ModelRunner
+from loraplex_engine.scheduling.budget import StepBudget
 from loraplex_engine.scheduling.limits import Limits
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotTable
-from loraplex_engine.wire.messages import CoreReady, SamplingParams
+from loraplex_engine.wire.messages import CoreReady
 from loraplex_registry.peft.spec import BaseSpec
 
 _PATIENCE = 4
@@ -86,11 +86,12 @@ def build_engine(
     plan = _settle(config, base, plan, _profile(config, base, build_runner))
     num_blocks = plan.kv_tokens // config.block_size
     runner = build_runner(num_blocks, memory)
-    _warm_up(runner)
     for line in plan.to_lines(read_process_bytes()):
         on_progress(line)
     facts = _describe(config, base, model, plan)
-    return _join(config, facts, runner, DeviceBank(table, replacements), build_loader(base.spec, base.dtype_name))
+    budget = StepBudget(calibrate_runner(runner, facts.num_blocks, facts.block_size, facts.max_model_len))
+    loader = build_loader(base.spec, base.dtype_name)
+    return _join(config, facts, runner, DeviceBank(table, replacements), loader, budget)
 
 
 def _foresee(config: EngineConfig, base: Base) -> MemoryPlan:
@@ -131,12 +132,6 @@ def _profile(config: EngineConfig, base: Base, build_runner: Callable[[int], Mod
     rows = limit_rows(config, base.max_model_len)
     runner = build_runner(count_blocks(rows, config.block_size))
     return profile_step(runner.execute, rows, config.block_size)
-
-
-def _warm_up(runner: ModelRunner) -> None:
-    """Run code and pages of a small step once, so that the first request does not; nothing of it is kept."""
-    request = Request("warm-up", [0], SamplingParams(max_tokens=1, temperature=0.0), block_ids=[0])
-    runner.execute(StepPlan([PlannedRow(request, 0, 1, samples=True)]))
 
 
 def _describe(config: EngineConfig, base: Base, model: LoadedModel, plan: MemoryPlan) -> CoreReady:
@@ -216,7 +211,14 @@ def _limit_rank(spec: BaseSpec, config: EngineConfig) -> BaseSpec:
     return msgspec.structs.replace(spec, max_lora_rank=config.max_lora_rank)
 
 
-def _join(config: EngineConfig, facts: CoreReady, runner: ModelRunner, bank: DeviceBank, loader: Loader) -> Engine:
+def _join(
+    config: EngineConfig,
+    facts: CoreReady,
+    runner: ModelRunner,
+    bank: DeviceBank,
+    loader: Loader,
+    budget: StepBudget,
+) -> Engine:
     metrics = EngineMetrics()
     pool = BlockPool(facts.num_blocks, facts.block_size)
     residency = Residency(
@@ -235,5 +237,5 @@ def _join(config: EngineConfig, facts: CoreReady, runner: ModelRunner, bank: Dev
         config.adapter_load_timeout_s,
         config.enable_prefix_caching,
     )
-    scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic)
+    scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic, budget)
     return Engine(scheduler, residency, pool, runner, metrics, facts)

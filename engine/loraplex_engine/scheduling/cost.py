@@ -100,7 +100,7 @@ def calibrate(time_step: Callable[[Sequence[Chunk]], float], max_context: int) -
 
     Args:
         time_step: runs one step of these rows (start, count) and returns its seconds; rows of one token decode.
-        max_context: positions that a row may have; at least 2.
+        max_context: positions that a row may have.
     """
     spent_s = 0.0
 
@@ -129,7 +129,7 @@ def calibrate(time_step: Callable[[Sequence[Chunk]], float], max_context: int) -
             step_s=step_s,
             row_s=row_s,
             token_s=_trust((chunk_s - step_s) / num_tokens, scale * prior.token_s),
-            row_pair_s=_trust((deep_s - many_s) / (_NUM_ROWS * deep), scale * prior.row_pair_s),
+            row_pair_s=_trust((deep_s - many_s) / (_NUM_ROWS * max(1, deep)), scale * prior.row_pair_s),
             token_pair_s=_trust((far_s - chunk_s) / (num_tokens * max(1, depth)), scale * prior.token_pair_s),
         )
     )
