@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -12,23 +11,23 @@ from torch import Tensor
 from loraplex_engine.kv.reservation import Reservation
 
 
-@dataclass(frozen=True, slots=True)
 class KVCache:
-    """K and V of every layer, each [B, block_size, G, D]."""
+    """K and V of every layer, each [B, block_size, G, D]; `k` and `v` are views of one tensor [2 * L, B, ...]."""
 
-    k: list[Tensor]
-    v: list[Tensor]
+    def __init__(self, tensors: Tensor) -> None:
+        num_layers = len(tensors) // 2
+        self.k = list(tensors[:num_layers])
+        self.v = list(tensors[num_layers:])
+        self._tensors = tensors
 
     def fill(self, block_ids: list[int], value: float) -> None:
         """Overwrite whole blocks in every layer."""
-        for tensor in (*self.k, *self.v):
-            tensor[block_ids] = value
+        self._tensors[:, block_ids] = value
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to) in every layer; no block may be both."""
-        sources, targets = map(list, zip(*pairs, strict=True))
-        for tensor in (*self.k, *self.v):
-            tensor[targets] = tensor[sources]
+        for source, target in pairs:
+            self._tensors[:, target].copy_(self._tensors[:, source])
 
 
 def build_kv_cache(
@@ -55,8 +54,7 @@ def build_kv_cache(
     tensor_bytes = prod(shape) * dtype.itemsize
     memory = memory or Reservation(2 * num_layers * tensor_bytes)
     flat = torch.frombuffer(memory.wait(), dtype=dtype, count=2 * num_layers * prod(shape))
-    tensors = flat.view(2 * num_layers, *shape).unbind()
-    return KVCache(k=list(tensors[:num_layers]), v=list(tensors[num_layers:]))
+    return KVCache(flat.view(2 * num_layers, *shape))
 
 
 def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
