@@ -21,6 +21,7 @@ from loraplex_engine.errors import EngineError, RequestError
 from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process
 from loraplex_engine.loop.calls import AdapterCalls
 from loraplex_engine.loop.hooks import Hooks
+from loraplex_engine.loop.machine import read_process_bytes
 from loraplex_engine.wire import messages as wire
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,13 @@ _WAITING_MS = 10
 _CHECK_EVERY_S = 10.0
 
 _LOAD_PATIENCE_S = 0.2
+_BEAT_EVERY_S = 1.0
+_COMPILE_S = 600.0
+"""How long the first step of a kind may take, since code may be compiled for it."""
+
+_GATHER_MS, _MAX_GATHER_S = 2, 0.010
+"""How long an idle core waits for more requests after each one, and in all: clients that ask at once share a step."""
+
 _REST_SHARE, _MAX_REST_S = 0.12, 0.01
 """A step that rests for loads lasts at most this share longer, and this many seconds."""
 
@@ -81,6 +89,8 @@ class CoreLoop:
         self._send = send
         self._calls = AdapterCalls(engine.residency, call_timeout_s, time.monotonic)
         self._checked_at = 0.0
+        self._beat_at = 0.0
+        engine.on_new_kind = lambda: send(wire.Beat(_COMPILE_S))
         self._drain_calls: list[int] = []
 
     def run(self) -> None:
@@ -91,6 +101,7 @@ class CoreLoop:
     def turn(self) -> None:
         """Hear what has arrived, make one step, tell what came of it."""
         self._hear(self._patience_ms())
+        self._beat()
         started_at = time.monotonic()
         events = self._engine.step()
         if self._hooks is not None:
@@ -105,6 +116,12 @@ class CoreLoop:
             self._drain_calls.clear()
         self._leave_room_for_loads(time.monotonic() - started_at)
         self._check_when_idle()
+
+    def _beat(self) -> None:
+        """Let the front know now and then that the loop goes round."""
+        if time.monotonic() - self._beat_at > _BEAT_EVERY_S:
+            self._send(wire.Beat())
+            self._beat_at = time.monotonic()
 
     def _leave_room_for_loads(self, step_s: float) -> None:
         """Rest a little after a step while a load gets nowhere: at SCHED_IDLE it has only what the steps leave over."""
@@ -124,14 +141,19 @@ class CoreLoop:
         return _WAITING_MS if self._engine.has_requests or self._calls.is_pending else _MAX_IDLE_MS
 
     def _hear(self, patience_ms: int) -> None:
+        was_idle = not self._engine.has_requests
         self._inbox.poll(patience_ms)
+        gather_until = time.monotonic() + _MAX_GATHER_S
         events: list[wire.TokenEvent] = []
-        while self._inbox.poll(0):
+        while self._inbox.poll(_GATHER_MS if was_idle and self._gathers(gather_until) else 0):
             event = self._handle(wire.decode_to_core(self._inbox.recv()))
             if event is not None:
                 events.append(event)
         if events:
             self._send(wire.TokenEvents(events))
+
+    def _gathers(self, until: float) -> bool:
+        return self._engine.has_requests and time.monotonic() < until
 
     def _handle(self, message: wire.ToCore) -> wire.TokenEvent | None:
         match message:
@@ -155,6 +177,7 @@ class CoreLoop:
             message.params,
             message.digest,
             message.tenant_id,
+            message.priority,
             deadline_at=time.monotonic() + message.deadline_s,
         )
         try:
@@ -170,8 +193,12 @@ class CoreLoop:
                 assert self._hooks is not None, "the front has no route for it either"
                 return self._hooks.answer(message)
             body: dict[str, Any] | bytes
-            body = self._engine.state() if isinstance(message, wire.GetState) else self._engine.metrics.to_text()
+            body = self._state() if isinstance(message, wire.GetState) else self._engine.metrics.to_text()
         except Exception as error:  # noqa: BLE001 - a failed look must not end the requests
             _log.error("cannot answer %s: %s", type(message).__name__, traceback.format_exc())
             return wire.Reply(message.call_id, error=wire.ErrorInfo("internal_error", type(error).__name__))
         return wire.Reply(message.call_id, body)
+
+    def _state(self) -> dict[str, Any]:
+        memory = {**self._engine.facts.memory, "process_bytes": read_process_bytes()}
+        return {**self._engine.state(), "memory": memory, "is_draining": self._engine.scheduler.is_draining}

@@ -12,6 +12,7 @@ from engines import EngineWorld
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.loop.core import CoreLoop
 from loraplex_engine.lora.packed import LoadFailed, PackedAdapter
+from loraplex_engine.wire.messages import AddRequest, SamplingParams, encode
 
 
 class StuckLoader:
@@ -56,3 +57,17 @@ def test_steps_rest_while_a_load_gets_nowhere_and_only_then(
     loop.turn()
     assert len(rests) == 1
     context.destroy()
+
+
+def test_priority_of_a_message_reaches_the_scheduler(tiny_llama: Path, tmp_path: Path) -> None:
+    world = EngineWorld(pull(str(tiny_llama), tmp_path / "bases"), tmp_path, cpu_threads=1)
+    context = zmq.Context()
+    address = f"ipc://{tmp_path}/in"
+    inbox, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.bind(address)
+    sender.connect(address)
+    loop = CoreLoop(world.engine, inbox, lambda _: None, 1.0)
+    sender.send(encode(AddRequest("r", [3, 4, 5], SamplingParams(4, ignore_eos=True), priority=3)))
+    loop.turn()
+    assert [request.priority for request in world.engine.scheduler.running] == [3]
+    context.destroy(linger=0)
