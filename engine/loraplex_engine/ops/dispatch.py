@@ -20,6 +20,7 @@ from loraplex_engine.ops.lora import torch_form as lora_torch_form
 from loraplex_engine.ops.native import cpu as lora_native
 from loraplex_engine.ops.native.build import native_status
 from loraplex_engine.ops.sampling import naive as sampling_naive
+from loraplex_engine.ops.sampling import native_form as sampling_native
 from loraplex_engine.ops.sampling import torch_form as sampling_torch_form
 from loraplex_engine.ops.sampling.row import Chosen
 
@@ -90,8 +91,8 @@ def _cpu_kernels() -> Kernels:
         lora_shrink=lora_native.lora_shrink,
         lora_expand=lora_native.lora_expand,
         lora_add=lora_native.lora_add,
-        choose_greedy=sampling_naive.choose_greedy,
-        choose_tokens=sampling_torch_form.choose_tokens,
+        choose_greedy=ops.choose_greedy.default,
+        choose_tokens=sampling_native.choose_tokens,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loraplex_engine.ops.lora.segment import build_segments
+from loraplex_engine.ops.sampling.row import SamplingRow
 
 F32 = torch.float32
 
@@ -81,3 +82,19 @@ def test_lora_refuses_rows_and_widths_outside(native, adapter, lora_table):
     outside = dataclasses.replace(good, token_indices=torch.tensor([0, 3], dtype=torch.int32))
     with pytest.raises(RuntimeError, match=r"token_indices\[1\] = 3"):
         add(x, y, table, 0, "qkv", outside)
+
+
+def test_sampling_refuses_ids_outside_the_vocabulary_and_lists_that_do_not_fit(native):
+    choose, logits = native(F32).choose_tokens, torch.zeros(2, 50)
+    for bad in (-1, 50):
+        ids = torch.tensor([0, bad])
+        with pytest.raises(RuntimeError, match="outside"):
+            choose(logits, [SamplingRow(), SamplingRow(edit_ids=ids, edit_values=torch.zeros(2))])
+        with pytest.raises(RuntimeError, match="outside"):
+            choose(logits, [SamplingRow(seen_ids=ids, seen_counts=torch.zeros(2)), SamplingRow()])
+    with pytest.raises(RuntimeError, match="one value per id"):
+        choose(logits, [SamplingRow(edit_ids=torch.tensor([0]), edit_values=torch.zeros(2)), SamplingRow()])
+    with pytest.raises(RuntimeError, match="entries"):
+        choose(logits, [SamplingRow()])
+    with pytest.raises(RuntimeError, match="no columns"):
+        native(F32).choose_greedy(torch.empty(2, 0))

@@ -4,11 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "attention.h"
 #include "dense.h"
 #include "lora.h"
+#include "sampling.h"
 
 namespace loraplex {
 namespace {
@@ -309,6 +311,85 @@ void lora_add(const Tensor& x, const Tensor& y, const Tensor& entries, const Ten
               slots);
 }
 
+Tensor choose_greedy(const Tensor& logits) {
+  check(logits, "logits", logits.scalar_type(), 2);
+  const int64_t n = logits.size(1);
+  TORCH_CHECK(n > 0, "logits has no columns");
+  Tensor token_ids = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  by_dtype(logits, [&](auto zero) {
+    using T = decltype(zero);
+    for_rows(logits.size(0), n, at::get_num_threads(), [&](int64_t row) {
+      const Peak peak = find_peak(data<T>(logits) + row * n, n);
+      data<int64_t>(token_ids)[row] = peak.is_valid ? peak.index : -1;
+    });
+  });
+  return token_ids;
+}
+
+// What a row does to its own scores; nothing where there are no lists.
+void set_changes(at::TensorList ids, at::TensorList values, const char* name, size_t row, int64_t vocab_size,
+                 const int64_t*& row_ids, const float*& row_values, int64_t& count) {
+  if (ids.empty()) return;
+  check(ids[row], name, at::kLong, 1);
+  check(values[row], name, at::kFloat, 1);
+  TORCH_CHECK(ids[row].size(0) == values[row].size(0), name, ": one value per id");
+  check_below(ids[row], vocab_size, name);
+  row_ids = data<int64_t>(ids[row]);
+  row_values = data<float>(values[row]);
+  count = ids[row].size(0);
+}
+
+// settings: of each row, as listed below.
+std::vector<RowSettings> read_settings(at::ArrayRef<double> settings, at::TensorList edit_ids,
+                                       at::TensorList edit_values, at::TensorList seen_ids,
+                                       at::TensorList seen_counts, int64_t num_rows, int64_t vocab_size) {
+  constexpr size_t kFields = 9;
+  TORCH_CHECK(settings.size() == num_rows * kFields, "settings has ", settings.size(), " entries");
+  for (const auto& lists : {edit_ids, edit_values, seen_ids, seen_counts})
+    TORCH_CHECK(lists.empty() || int64_t(lists.size()) == num_rows, "one list per row, or none");
+  TORCH_CHECK(edit_ids.size() == edit_values.size() && seen_ids.size() == seen_counts.size(), "one value per id");
+  std::vector<RowSettings> rows(num_rows);
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const double* of = settings.data() + i * kFields;
+    RowSettings& row = rows[i] = {};
+    row.temperature = of[0];
+    row.top_k = int64_t(std::min(of[1], double(vocab_size)));
+    row.top_p = of[2];
+    row.min_p = of[3];
+    row.presence = float(of[4]);
+    row.frequency = float(of[5]);
+    row.repetition = float(of[6]);
+    row.number = of[7];
+    row.num_top = int64_t(std::min(of[8], double(vocab_size)));
+    set_changes(edit_ids, edit_values, "edits", i, vocab_size, row.edit_ids, row.edit_values, row.num_edits);
+    set_changes(seen_ids, seen_counts, "seen", i, vocab_size, row.seen_ids, row.seen_counts, row.num_seen);
+  }
+  return rows;
+}
+
+std::tuple<Tensor, Tensor, Tensor> choose_tokens(const Tensor& logits, at::ArrayRef<double> settings,
+                                                 at::TensorList edit_ids, at::TensorList edit_values,
+                                                 at::TensorList seen_ids, at::TensorList seen_counts) {
+  check(logits, "logits", logits.scalar_type(), 2);
+  const int64_t num_rows = logits.size(0), n = logits.size(1);
+  TORCH_CHECK(n > 0 && n < (int64_t(1) << 31), "logits has ", n, " columns");
+  const auto rows = read_settings(settings, edit_ids, edit_values, seen_ids, seen_counts, num_rows, n);
+  int64_t num_top = -1;
+  for (const RowSettings& row : rows) num_top = std::max(num_top, row.num_top);
+  Tensor token_ids = at::empty({num_rows}, logits.options().dtype(at::kLong));
+  Tensor logprobs = at::zeros({num_rows, 1 + num_top}, logits.options().dtype(at::kFloat));
+  Tensor top_ids = at::zeros({num_rows, std::max<int64_t>(0, num_top)}, token_ids.options());
+  by_dtype(logits, [&](auto zero) {
+    using T = decltype(zero);
+    for_rows(num_rows, n, at::get_num_threads(), [&](int64_t row) {
+      data<int64_t>(token_ids)[row] =
+          choose_row(data<T>(logits) + row * n, n, rows[row], data<float>(logprobs) + row * logprobs.size(1),
+                     data<int64_t>(top_ids) + row * top_ids.size(1));
+    });
+  });
+  return {token_ids, logprobs, top_ids};
+}
+
 }  // namespace
 
 #define LORAPLEX_TABLE                                                                                               \
@@ -332,6 +413,10 @@ TORCH_LIBRARY(loraplex, m) {
   m.def("lora_shrink(Tensor x, " LORAPLEX_TABLE ") -> Tensor");
   m.def("lora_expand(Tensor v, Tensor(a!) y, " LORAPLEX_TABLE ") -> ()");
   m.def("lora_add(Tensor x, Tensor(a!) y, " LORAPLEX_TABLE ") -> ()");
+  m.def("choose_greedy(Tensor logits) -> Tensor");
+  m.def(
+      "choose_tokens(Tensor logits, float[] settings, Tensor[] edit_ids, Tensor[] edit_values, Tensor[] seen_ids, "
+      "Tensor[] seen_counts) -> (Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
@@ -345,6 +430,8 @@ TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
   m.impl("lora_shrink", TORCH_FN(lora_shrink));
   m.impl("lora_expand", TORCH_FN(lora_expand));
   m.impl("lora_add", TORCH_FN(lora_add));
+  m.impl("choose_greedy", TORCH_FN(choose_greedy));
+  m.impl("choose_tokens", TORCH_FN(choose_tokens));
 }
 
 }  // namespace loraplex

@@ -15,7 +15,8 @@ from loraplex_engine.ops.sampling.naive import count_top, edit
 from loraplex_engine.ops.sampling.row import Chosen, SamplingRow
 
 _WIDTH = 1024
-"""Candidates looked at before everything is sorted; 3 ms against 24 at batch 16 over 49,152 scores on a CPU."""
+"""Candidates looked at first, then `_GROWTH` times as many for rows that need more."""
+_GROWTH = 8
 
 
 def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Chosen:
@@ -62,7 +63,7 @@ def _draw(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def _draw_ordered(keys: Tensor, mass: Tensor, settings: Tensor, width: int) -> Tensor:
-    """Tokens [n] among the first `width`, or among all where those are too few.
+    """Tokens [n] among the first `width`, or among more where those are too few.
 
     Args:
         keys: scores and ids by `_pack`, [n, V].
@@ -83,7 +84,7 @@ def _draw_ordered(keys: Tensor, mass: Tensor, settings: Tensor, width: int) -> T
     token_ids = order.gather(1, _invert(kept, number)[:, None])[:, 0]
     rest = torch.nonzero(is_open[:, 0])[:, 0]
     if width < keys.shape[1] and len(rest):
-        token_ids[rest] = _draw_ordered(keys[rest], mass[rest], settings[rest], keys.shape[1])
+        token_ids[rest] = _draw_ordered(keys[rest], mass[rest], settings[rest], width * _GROWTH)
     return token_ids
 
 
