@@ -1,4 +1,4 @@
-"""The native sampling op behind the signature of `choose.choose_tokens`; callable once `native_status` said `native`."""
+"""The native op behind the signature of `choose.choose_tokens`; callable once `native_status` said `native`."""
 
 from __future__ import annotations
 
