@@ -31,7 +31,7 @@ class StepBudget:
     """The time of one step after the other; `begin`, then `allow` per prompt, then `observe`."""
 
     def __init__(self, cost: StepCost | None = None) -> None:
-        self._cost = cost or StepCost()
+        self.cost = cost or StepCost()
         self._left_s = 0.0
         self._is_first = True
 
@@ -46,9 +46,9 @@ class StepBudget:
         if not decode_context_lens:
             self._left_s = _IDLE_LIMIT_S
             return
-        decode_s = self._cost.decode_s(decode_context_lens)
+        decode_s = self.cost.decode_s(decode_context_lens)
         limit_s = _MARGIN * max(_MAX_DECODE_STEPS * decode_s, _MIN_LIMIT_S) - decode_s
-        backlog_s = sum(self._cost.chunk_s(start, count) for start, count in prompts)
+        backlog_s = sum(self.cost.chunk_s(start, count) for start, count in prompts)
         fair_s = backlog_s / _BACKLOG_STEPS * len(prompts) / len(decode_context_lens)
         self._left_s = min(limit_s, max(_MIN_SHARE * decode_s, fair_s))
 
@@ -58,13 +58,13 @@ class StepBudget:
         Returns:
             At most `wanted`; 0 when the step is full. The first prompt of a step always gets a chunk.
         """
-        count = min(wanted, self._cost.fit(start, self._left_s))
+        count = min(wanted, self.cost.fit(start, self._left_s))
         if count < min(wanted, _MIN_CHUNK):
             count = min(wanted, _MIN_CHUNK) if self._is_first else 0
         self._is_first = False
-        self._left_s -= self._cost.chunk_s(start, count)
+        self._left_s -= self.cost.chunk_s(start, count)
         return count
 
     def observe(self, decode_context_lens: Sequence[int], chunks: Sequence[Chunk], seconds: float) -> None:
         """Learn from a step that ran: its rows and the seconds it took."""
-        self._cost.observe(decode_context_lens, chunks, seconds)
+        self.cost.observe(decode_context_lens, chunks, seconds)

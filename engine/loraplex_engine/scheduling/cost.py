@@ -50,6 +50,11 @@ class StepCost:
         self._decode_factor = 1.0
         self._prompt_factor = 1.0
 
+    @property
+    def slowness(self) -> float:
+        """What decoding takes of late over what it took when the rates were found."""
+        return self._decode_factor
+
     def decode_s(self, context_lens: Sequence[int]) -> float:
         """Seconds of a step in which rows of these context lengths get their next token; 0 for no rows."""
         if not context_lens:
