@@ -33,8 +33,7 @@ class StepDraft:
 
     def open_to_prompts(self, prompts: Sequence[tuple[int, int]]) -> None:
         """From now on only prompts are added, out of these: (first uncomputed position, tokens to compute) of each."""
-        if prompts:
-            self._budget.begin([row.stop for row in self._request_to_row.values()], prompts)
+        self._budget.begin([row.stop for row in self._request_to_row.values()], prompts)
 
     def allow(self, start: int, wanted: int) -> int:
         """How many of a prompt's tokens from `start` on the step takes; they count as taken."""

@@ -12,7 +12,7 @@ running request never yields: it always ends, and then the next one is the oldes
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 from loraplex_engine.core.request import Request
@@ -72,16 +72,23 @@ def _place(request: Request) -> tuple[float, int]:
     return request.arrived_at + AGEING_S * priority, request.arrival
 
 
-def choose_victim(running: Collection[Request], needy: Request) -> Request:
+def tenant_of(request: Request) -> str:
+    """Whose request it is: blocks are counted by tenant."""
+    return request.tenant_id
+
+
+def choose_victim(
+    running: Collection[Request], needy: Request, group_of: Callable[[Request], str] = tenant_of
+) -> Request:
     """The running request that gives its blocks back so that `needy` can go on; maybe `needy` itself.
 
     It never is an older request of `needy`'s tenant at the same priority, nor the oldest of all, unless that is alone.
     """
     oldest = min(running, key=lambda request: request.arrival)
     candidates = [request for request in running if request is not oldest] or [needy]
-    tenant_to_blocks: dict[str, set[int]] = {}
+    group_to_blocks: dict[str, set[int]] = {}
     for request in candidates:
-        tenant_to_blocks.setdefault(request.tenant_id, set()).update(request.block_ids)
-    greediest = max(tenant_to_blocks, key=lambda tenant_id: len(tenant_to_blocks[tenant_id]))
-    of_greediest = [request for request in candidates if request.tenant_id == greediest]
+        group_to_blocks.setdefault(group_of(request), set()).update(request.block_ids)
+    greediest = max(group_to_blocks, key=lambda group: len(group_to_blocks[group]))
+    of_greediest = [request for request in candidates if group_of(request) == greediest]
     return max(of_greediest, key=lambda request: (request.priority, request.arrival))

@@ -8,8 +8,8 @@
 3. A request whose next full block is being computed by a running one waits for it, 5 s at most, and then starts from
    all that has become known. The running one never waits, so somebody always computes.
 
-At least one token is left to compute, for its logits. A block is known to others only after finite numbers of a later
-or equal token: attention reads all positions before, so a NaN among them would have shown.
+At least one token is left to compute, for its logits. A block is known to others only after finite numbers of its last
+token or a later one: attention reads the positions before, so a NaN among them would have shown.
 """
 
 from __future__ import annotations
@@ -59,16 +59,23 @@ class Prefixes:
         """
         if not self._shares(request):
             return Prefix()
+        if self.is_awaiting(request):
+            return None
         size = self._pool.block_size
         num_full = (request.num_tokens - 1) // size
         self._extend_chain(request, num_full)
         block_ids = self._pool.find_prefix(request.block_hashes[:num_full])
         start = len(block_ids)
-        if start < num_full and self._must_wait(request, request.block_hashes[start]):
+        if start < num_full and self._begin_to_wait(request, request.block_hashes[start]):
             return None
         wanted = request.token_ids(start * size, min((start + 1) * size, request.num_tokens - 1))
         tail_id, tail_len = self._pool.find_tail(self._parent(request, start), wanted)
         return Prefix(block_ids, tail_id, tail_len) if tail_len >= self._min_tail else Prefix(block_ids)
+
+    def is_awaiting(self, request: Request) -> bool:
+        """Whether another request still computes what this one waited for last."""
+        is_computed = request.awaited is None or request.awaited not in self._chain_to_owner
+        return not is_computed and self._clock() - request.prefix_wait_at < _MAX_WAIT_S
 
     def num_tokens(self, prefix: Prefix) -> int:
         """Tokens that a request need not compute."""
@@ -136,14 +143,15 @@ class Prefixes:
     def _shares(self, request: Request) -> bool:
         return self._is_enabled and not (request.is_lone or request.wants_logits)
 
-    def _must_wait(self, request: Request, chain: bytes) -> bool:
+    def _begin_to_wait(self, request: Request, chain: bytes) -> bool:
+        """Wait for a block if somebody computes it; False if nobody does, or the request has waited long enough."""
         if chain not in self._chain_to_owner:
             return False
-        now = self._clock()
-        if request.prefix_wait_at is None:
-            request.prefix_wait_at = now
+        if request.awaited is None:
+            request.prefix_wait_at = self._clock()
             self.num_waits += 1
-        return now - request.prefix_wait_at < _MAX_WAIT_S
+        request.awaited = chain
+        return self.is_awaiting(request)
 
     def _take_tail(self, request: Request, prefix: Prefix) -> tuple[int, int]:
         # NOTE: held before a block is allocated, which could be that very block

@@ -197,7 +197,7 @@ class Scheduler:
     def _find_prompts(self, line: list[Request]) -> list[tuple[int, int]]:
         """First uncomputed position and tokens to compute, of prompts that could take part in the step."""
         num_seats = self._limits.max_num_seqs - len(self.running)
-        ready = [r for r in line[:num_seats] if r.load_wait_at is None and r.prefix_wait_at is None]
+        ready = [r for r in line[:num_seats] if r.load_wait_at is None and not self.prefixes.is_awaiting(r)]
         return [(r.num_computed, r.num_uncomputed) for r in (*self.running, *ready) if r.num_uncomputed > 1]
 
     def _continue_prompts(self, draft: StepDraft) -> None:
@@ -244,7 +244,7 @@ class Scheduler:
 
     def _start_waiting(self, line: list[Request], draft: StepDraft) -> None:
         """Requests that can start get what is left; none does while running ones lack blocks."""
-        if draft.is_short:
+        if draft.is_short or not draft.num_left:
             return
         for request, prefix in self._admission.find_startable(line, self.running):
             start = self.prefixes.num_tokens(prefix)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 
 import pytest
 
+from loraplex_engine.core.step import StepResult
 from loraplex_engine.errors import TooLargeForCacheError
+from loraplex_engine.scheduling.budget import StepBudget
 from schedules import World, shape
 
 
@@ -154,3 +157,64 @@ def test_preempted_request_is_told_each_token_once() -> None:
     assert world.scheduler.num_preemptions > 0
     assert all(len(tokens) == 12 == len(set(tokens)) for tokens in told.values())
     assert [stats[name].completion_tokens for name in told] == [12, 12, 12]  # type: ignore[union-attr]
+
+
+class RecordingBudget(StepBudget):
+    """Lets `size` tokens of prompts into a step, and remembers what it was told."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = self.left = size
+        self.begun: list[tuple[list[int], list[tuple[int, int]]]] = []
+        self.observed: list[tuple[list[int], list[tuple[int, int]], float]] = []
+
+    def begin(self, decode_context_lens: Sequence[int], prompts: Sequence[tuple[int, int]]) -> None:
+        self.left = self.size
+        self.begun.append((list(decode_context_lens), list(prompts)))
+
+    def allow(self, start: int, wanted: int) -> int:
+        count = min(wanted, self.left)
+        self.left -= count
+        return count
+
+    def observe(self, decode_context_lens: Sequence[int], chunks: Sequence[tuple[int, int]], seconds: float) -> None:
+        self.observed.append((list(decode_context_lens), list(chunks), seconds))
+
+
+def test_budget_of_seconds_bounds_prompts_and_never_rows_that_decode() -> None:
+    budget = RecordingBudget(3)
+    world = World(num_blocks=64, budget=32, step_budget=budget)
+    world.request("a", [1, 2], max_tokens=9)
+    world.step()
+    world.request("b", [11, 12, 13, 14, 15], max_tokens=9)
+    world.request("c", [21, 22, 23, 24], max_tokens=9)
+    plans = [shape(world.step()[0]) for _ in range(4)]
+    assert plans == [
+        [("a", 2, 1, True), ("b", 0, 3, False)],
+        [("a", 3, 1, True), ("b", 3, 2, True), ("c", 0, 1, False)],
+        [("a", 4, 1, True), ("b", 5, 1, True), ("c", 1, 3, True)],
+        [("a", 5, 1, True), ("b", 6, 1, True), ("c", 4, 1, True)],
+    ]
+
+
+def test_budget_learns_what_ran_and_how_long_it_took() -> None:
+    budget = RecordingBudget(100)
+    world = World(num_blocks=64, budget=32, step_budget=budget)
+    world.request("a", [1, 2], max_tokens=9)
+    world.step()
+    world.request("b", [11, 12, 13, 14, 15], max_tokens=9)
+    plan = world.scheduler.schedule()
+    world.clock.now += 0.25
+    world.scheduler.update(plan, StepResult({"a": 7, "b": 7}))
+    assert budget.begun[-1] == ([3], [(0, 5)])
+    assert budget.observed[-1] == ([3], [(0, 5)], 0.25)
+
+
+def test_budget_is_asked_anew_when_those_that_waited_for_a_prefix_can_start() -> None:
+    budget = RecordingBudget(30)
+    world = World(num_blocks=64, budget=32, step_budget=budget)
+    for index in range(3):
+        world.request(f"r{index}", [1, 2, 3, 4, 5, 10 + index], max_tokens=9)
+    assert [len(world.step()[0].rows) for _ in range(2)] == [1, 3]
+    assert budget.begun[0][1] == [(0, 6)] * 3
+    assert budget.begun[1] == ([7], [(0, 6)] * 2)
