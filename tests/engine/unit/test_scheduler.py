@@ -15,7 +15,7 @@ from loraplex_engine.errors import (
     StepFailedError,
     TooLargeForCacheError,
 )
-from loraplex_engine.wire.messages import SamplingParams, TokenEvent
+from loraplex_engine.wire.messages import SamplingParams, TokenEvent, TokenLogprobs
 from schedules import EOS, World, code_of, shape
 
 
@@ -212,6 +212,18 @@ def test_adapter_that_does_not_arrive_is_named_as_the_cause() -> None:
     (event,) = world.scheduler.expire()
     assert event.error is not None
     assert event.error.code == "adapter_loading"
+
+
+def test_logprobs_go_with_their_token_and_not_with_a_hidden_ending() -> None:
+    world = World()
+    world.request("told", logprobs=1)
+    told = TokenLogprobs(-0.5, [(7, -0.5)])
+    plan = world.scheduler.schedule()
+    events = world.scheduler.update(plan, StepResult({"told": 7}, logprobs={"told": told}))
+    assert [(event.token_ids, event.logprobs) for event in events] == [([7], [told])]
+    plan = world.scheduler.schedule()
+    events = world.scheduler.update(plan, StepResult({"told": EOS}, logprobs={"told": told}))
+    assert [(event.token_ids, event.logprobs, event.finish) for event in events] == [([], [], "stop")]
 
 
 def test_invalid_output_ends_only_its_own_request() -> None:
