@@ -134,7 +134,7 @@ def _count_linears(world: EngineWorld, digests: list[str]) -> None:
             world.engine.step()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             world.engine.step()
-        names = ("mkldnn::_linear_pointwise", "aten::linear")
+        names = ("loraplex::packed_linear", "mkldnn::_linear_pointwise", "aten::linear")
         calls = {event.key: event.count for event in profile.key_averages() if event.key in names}
         print(f"linear calls of one step, {name}: {calls}")
         for request in requests:

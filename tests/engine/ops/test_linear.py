@@ -1,7 +1,8 @@
-"""The one seam of the base linears: right with and without packing, weight held once, rows probed."""
+"""The one seam of the base linears: right in every form, weight held once, rows apart to the bit."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 
@@ -9,46 +10,138 @@ import pytest
 import torch
 
 from loraplex_engine.ops import linear as linear_module
-from loraplex_engine.ops.linear import PackedLinear, can_pack, probe_row_invariance
+from loraplex_engine.ops.linear import (
+    ONEDNN,
+    OWN,
+    PLAIN,
+    LinearForm,
+    PackedLinear,
+    fastest_form,
+    has_onednn,
+    probe_row_invariance,
+)
+from loraplex_engine.ops.native.build import native_status
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+NUM_ROWS = (*range(1, 18), *range(31, 34), *range(63, 66), *range(127, 130), 512)
+# whole panels; ragged; less than a vector; one more than a panel; several blocks of K, the last of one element
+SHAPES = [(576, 960), (37, 51), (64, 7), (1, 1), (1537, 49), (3073, 97)]
 
 
-@pytest.fixture(params=["packed", "plain"])
-def _form(request, monkeypatch):
-    if request.param == "plain":
-        monkeypatch.setattr(linear_module, "can_pack", lambda _: False)
-    elif not can_pack(torch.float32):
-        pytest.skip("this machine has no packed linear")
+def skip_unless_available(form: LinearForm, dtype: torch.dtype) -> None:
+    if form is OWN and native_status().form != "native":
+        pytest.skip(native_status().reason)
+    if form is ONEDNN and not has_onednn(dtype):
+        pytest.skip("oneDNN packs nothing here")
+
+
+@pytest.fixture(params=[OWN, ONEDNN, PLAIN], ids=lambda form: form.name)
+def form(request, dtype) -> LinearForm:
+    skip_unless_available(request.param, dtype)
+    return request.param
+
+
+@pytest.fixture(params=[OWN, ONEDNN], ids=lambda form: form.name)
+def invariant_form(request, dtype) -> LinearForm:
+    skip_unless_available(request.param, dtype)
+    return request.param
+
+
+@pytest.fixture
+def own(dtype) -> LinearForm:
+    skip_unless_available(OWN, dtype)
+    return OWN
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.int16 if x.dtype is torch.bfloat16 else torch.int32)
 
 
 @dtypes
 @pytest.mark.parametrize("rows", [0, 1, 2, 17, 130])
-@pytest.mark.parametrize(("k", "o"), [(576, 960), (37, 51), (64, 7)])
-@pytest.mark.usefixtures("_form")
-def test_linear_is_a_product_with_the_transposed_weight(assert_close, dtype, rows, k, o):
+@pytest.mark.parametrize(("k", "o"), SHAPES)
+def test_linear_is_a_product_with_the_transposed_weight(assert_close, form, dtype, rows, k, o):
     weight, bias, x = torch.randn(o, k).to(dtype), torch.randn(o).to(dtype), torch.randn(rows, k).to(dtype)
     for b in (None, bias):
-        y = PackedLinear(weight, b)(x)
+        y = PackedLinear(weight, b, form)(x)
         assert y.shape == (rows, o)
         if rows:
             truth = x.double() @ weight.double().T
             assert_close(y, truth if b is None else truth + b.double())
 
 
-def test_float64_takes_the_plain_form():
-    linear, x = PackedLinear(torch.randn(5, 3, dtype=torch.float64)), torch.randn(2, 3, dtype=torch.float64)
-    assert not linear.is_packed
-    assert linear(x).dtype is torch.float64
+@dtypes
+@pytest.mark.parametrize(("k", "o", "has_bias"), [(576, 200, False), (37, 51, True), (1537, 49, True)])
+def test_a_row_has_the_same_bits_beside_any_others_and_at_any_place(invariant_form, dtype, k, o, has_bias):
+    bias = torch.randn(o).to(dtype) if has_bias else None
+    linear = PackedLinear(torch.randn(o, k).to(dtype), bias, invariant_form)
+    x = torch.randn(max(NUM_ROWS), k).to(dtype)
+    alone = bits(torch.cat([linear(row) for row in x.split(1)]))
+    for n in NUM_ROWS:
+        assert torch.equal(bits(linear(x[:n])), alone[:n])
+        assert torch.equal(bits(linear(x[-n:])), alone[-n:])
+        assert torch.equal(bits(linear(x[n // 2 :])), alone[n // 2 :])
 
 
 @dtypes
-def test_a_packed_linear_lets_go_of_the_plain_weight(dtype):
-    if not can_pack(dtype):
-        pytest.skip("this machine has no packed linear")
+@pytest.mark.parametrize("rows", [1, 16, 130])
+def test_threads_change_no_bits(own, dtype, rows, threads):
+    linear = PackedLinear(torch.randn(1000, 577).to(dtype), torch.randn(1000).to(dtype), own)
+    x = torch.randn(rows, 577).to(dtype)
+    results = []
+    for num_threads in (1, 2, 3):
+        threads(num_threads)
+        results.append(bits(linear(x)))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@dtypes
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize("k", [576, 37])
+def test_a_poisoned_row_stays_alone(own, dtype, poison, k):
+    linear, x = PackedLinear(torch.randn(51, k).to(dtype), None, own), torch.randn(20, k).to(dtype)
+    clean = linear(x)
+    for row in range(20):
+        poisoned = x.clone()
+        poisoned[row] = poison
+        y = linear(poisoned)
+        others = [i for i in range(20) if i != row]
+        assert not torch.isfinite(y[row]).any()
+        assert torch.equal(bits(y[others]), bits(clean[others]))
+
+
+@dtypes
+@pytest.mark.parametrize("k", [1, 37, 1537])
+def test_nothing_beyond_the_rows_of_x_and_of_the_weight_is_read(assert_close, own, dtype, k):
+    """NaN lies behind both; the infinite last element of a row meets only its own weight, not a padded zero."""
+    weight, x = (torch.full((rows + 1, k), torch.nan).to(dtype) for rows in (51, 9))
+    weight[:51], x[:9] = torch.randn(51, k), torch.randn(9, k)
+    linear = PackedLinear(weight[:51], None, own)
+    assert_close(linear(x[:9]), x[:9].double() @ weight[:51].double().T)
+    x[4, -1] = torch.inf
+    assert torch.equal(linear(x[:9])[4], weight[:51, -1] * torch.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_dtypes_take_the_plain_form(dtype):
+    linear, x = PackedLinear(torch.randn(5, 3).to(dtype)), torch.randn(2, 3).to(dtype)
+    assert linear.form is PLAIN
+    assert linear(x).dtype is dtype
+
+
+@dtypes
+def test_a_packed_linear_lets_go_of_the_plain_weight(invariant_form, dtype):
     weight = torch.randn(64, 48).to(dtype)
     held = weakref.ref(weight)
-    linear = PackedLinear(weight)
+    linear = PackedLinear(weight, form=invariant_form)
     del weight
     gc.collect()
     assert held() is None
@@ -58,14 +151,36 @@ def test_a_packed_linear_lets_go_of_the_plain_weight(dtype):
 def test_the_probe_finds_a_linear_whose_rows_depend_on_their_company():
     class Leaky(PackedLinear):
         def __call__(self, x):
-            return super().__call__(x) + (1e-7 if len(x) == 16 else 0)
+            return super().__call__(x) + (1e-7 if len(x) == 8 else 0)
 
     assert not probe_row_invariance([PackedLinear(torch.randn(8, 24)), Leaky(torch.randn(9, 24))])
 
 
-def test_packing_is_off_where_the_private_ops_misbehave(monkeypatch):
-    monkeypatch.setattr(linear_module, "_pack", lambda weight: (_ for _ in ()).throw(RuntimeError("no such op")))
-    assert can_pack.__wrapped__(torch.float32) is False
-    monkeypatch.setattr(linear_module, "_pack", lambda weight: weight + 1)
-    monkeypatch.setattr(linear_module, "_apply_packed", torch.nn.functional.linear)
-    assert can_pack.__wrapped__(torch.float32) is False
+@dtypes
+@pytest.mark.parametrize(("k", "o"), SHAPES)
+def test_the_probe_trusts_what_keeps_rows_apart(invariant_form, dtype, k, o):
+    assert probe_row_invariance([PackedLinear(torch.randn(o, k).to(dtype), form=invariant_form)])
+
+
+@dtypes
+def test_the_fastest_form_falls_back_from_ours_to_onednn_to_plain(monkeypatch, dtype):
+    choose = fastest_form.__wrapped__
+    monkeypatch.setattr(linear_module, "native_status", lambda: dataclasses.replace(native_status(), form="torch"))
+    monkeypatch.setattr(linear_module, "has_onednn", lambda _: True)
+    assert choose("cpu", dtype) is ONEDNN
+    monkeypatch.setattr(linear_module, "has_onednn", lambda _: False)
+    assert choose("cpu", dtype) is PLAIN
+    assert choose("cuda", dtype) is PLAIN
+
+
+def test_onednn_is_off_where_its_private_ops_misbehave(monkeypatch):
+    monkeypatch.delenv("LORAPLEX_NATIVE", raising=False)
+    broken = dataclasses.replace(ONEDNN, pack=lambda weight: (_ for _ in ()).throw(RuntimeError("no such op")))
+    wrong = dataclasses.replace(PLAIN, pack=lambda weight: weight + 1)
+    for form in (broken, wrong):
+        monkeypatch.setattr(linear_module, "ONEDNN", form)
+        assert has_onednn(torch.float32) is False
+    monkeypatch.setattr(linear_module, "ONEDNN", PLAIN)
+    assert has_onednn(torch.float32) is True
+    monkeypatch.setenv("LORAPLEX_NATIVE", "0")
+    assert has_onednn(torch.float32) is False

@@ -66,6 +66,23 @@ def test_norms_and_linears_refuse_weights_that_do_not_fit(native):
         ops.plain_linear(x, torch.zeros(5, 7))
 
 
+def test_packed_linear_refuses_what_does_not_fit(native):
+    native(F32)
+    ops = torch.ops.loraplex
+    x, packed = torch.zeros(3, 8), ops.pack_linear(torch.zeros(50, 8))
+    for arguments, message in (
+        ((x, packed, None, 49 + 48), "no weight of 97 x 8"),
+        ((torch.zeros(3, 9), packed, None, 50), "no weight of 50 x 9"),
+        ((x.bfloat16(), packed, None, 50), "must be"),
+        ((x, packed, torch.zeros(49), 50), "bias has 49 entries"),
+        ((x.T, packed, None, 50), "contiguous"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            ops.packed_linear(*arguments)
+    with pytest.raises(RuntimeError, match="empty"):
+        ops.pack_linear(torch.zeros(5, 0))
+
+
 def test_lora_refuses_rows_and_widths_outside(native, adapter, lora_table):
     table = lora_table(2, F32)
     adapter({"q_proj": 4}, F32).put(table, 0)

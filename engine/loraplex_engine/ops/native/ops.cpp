@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "dense.h"
+#include "linear.h"
 #include "lora.h"
 #include "sampling.h"
 
@@ -123,6 +124,43 @@ Tensor plain_linear(const Tensor& x, const Tensor& weight) {
   by_dtype(x, [&](auto zero) {
     using T = decltype(zero);
     run_linear(data<T>(x), data<T>(weight), x.size(0), k, columns, data<T>(y), at::get_num_threads());
+  });
+  return y;
+}
+
+// Whether `packed_linear` is the fastest product here.
+bool packs_linear(at::ScalarType dtype) {
+  return (dtype == at::kFloat && kPacksFloat) || (dtype == at::kBFloat16 && kPacksBf16);
+}
+
+Tensor pack_linear(const Tensor& weight) {
+  check(weight, "weight", weight.scalar_type(), 2);
+  TORCH_CHECK(weight.numel() > 0, "weight is empty");
+  Tensor packed;
+  by_dtype(weight, [&](auto zero) {
+    using T = decltype(zero);
+    const PackedShape<T> shape{weight.size(1), weight.size(0)};
+    packed = at::empty({shape.panels(), shape.units(), kPanelColumns * kPerUnit<T>}, weight.options());
+    pack_weight(data<T>(weight), shape, data<T>(packed), at::get_num_threads());
+  });
+  return packed;
+}
+
+Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t out_features) {
+  check(x, "x", x.scalar_type(), 2);
+  check(packed, "packed", x.scalar_type(), 3);
+  if (bias) check(*bias, "bias", x.scalar_type(), 1);
+  TORCH_CHECK(!bias || bias->size(0) == out_features, "bias has ", bias->size(0), " entries, not ", out_features);
+  Tensor y = at::empty({x.size(0), out_features}, x.options());
+  by_dtype(x, [&](auto zero) {
+    using T = decltype(zero);
+    const PackedShape<T> shape{x.size(1), out_features};
+    TORCH_CHECK(packed.size(0) == shape.panels() && packed.size(1) == shape.units() &&
+                    packed.size(2) == kPanelColumns * kPerUnit<T>,
+                "packed is no weight of ", out_features, " x ", x.size(1));
+    run_packed_linear(LinearLaunch<T>{data<T>(x), data<T>(packed), bias ? data<T>(*bias) : nullptr, data<T>(y),
+                                      x.size(0), shape},
+                      at::get_num_threads());
   });
   return y;
 }
@@ -404,6 +442,9 @@ TORCH_LIBRARY(loraplex, m) {
       "-> ()");
   m.def("silu_and_mul(Tensor gate_up) -> Tensor");
   m.def("plain_linear(Tensor x, Tensor weight) -> Tensor");
+  m.def("packs_linear(ScalarType dtype) -> bool", TORCH_FN(packs_linear));
+  m.def("pack_linear(Tensor weight) -> Tensor");
+  m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int out_features) -> Tensor");
   m.def(
       "rope_and_store(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
       "Tensor cells, int num_heads, int num_kv_heads) -> Tensor");
@@ -425,6 +466,8 @@ TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
   m.impl("head_rms_norm", TORCH_FN(head_rms_norm));
   m.impl("silu_and_mul", TORCH_FN(silu_and_mul));
   m.impl("plain_linear", TORCH_FN(plain_linear));
+  m.impl("pack_linear", TORCH_FN(pack_linear));
+  m.impl("packed_linear", TORCH_FN(packed_linear));
   m.impl("rope_and_store", TORCH_FN(rope_and_store));
   m.impl("paged_attention", TORCH_FN(paged_attention));
   m.impl("lora_shrink", TORCH_FN(lora_shrink));
