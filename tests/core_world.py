@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,13 @@ class Core:
         self._to_core.send(wire.encode(message))
 
     def try_receive(self, timeout_s: float) -> wire.ToFront | None:
-        """What the core says next; None if that is nothing for so long."""
-        if not self._to_front.poll(max(0, int(timeout_s * 1000))):
-            return None
-        return wire.decode_to_front(self._to_front.recv())
+        """What the core says next, its beats apart; None if that is nothing for so long."""
+        deadline = time.monotonic() + timeout_s
+        while self._to_front.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            message = wire.decode_to_front(self._to_front.recv())
+            if not isinstance(message, wire.Beat):
+                return message
+        return None
 
     def receive(self, timeout_s: float = 60.0) -> wire.ToFront:
         message = self.try_receive(timeout_s)

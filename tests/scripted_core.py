@@ -69,6 +69,7 @@ class ScriptedCore:
         self.answer: str | list[int] = "hello world"
         self.pace_s = 0.0
         self.hangs_after: int | None = None
+        self.compiles_s = 0.0
         self.errors: dict[int, wire.ErrorInfo] = {}
         self.cached_tokens = 0
         self.replies: dict[str, dict[str, Any] | bytes | wire.ErrorInfo] = {"metrics": b"core_metric 1\n"}
@@ -128,6 +129,9 @@ class ScriptedCore:
 
     async def _generate(self, request: wire.AddRequest) -> None:
         task = asyncio.current_task()
+        if self.compiles_s:
+            await self.say(wire.Beat(patience_s=600))
+            await asyncio.sleep(self.compiles_s)
         ids = self.encode(self.answer) if isinstance(self.answer, str) else self.answer
         for count, token in enumerate(ids[: request.params.max_tokens]):
             task.stats = self._stats(request, count)

@@ -26,7 +26,13 @@ def main() -> int:
     core = ScriptedCore(lambda text: tokenizer.encode_prompt(text, add_special_tokens=False))
     core.pace_s = 0.05
     core.hangs_after = 2 if launch.config.served_model_name == "hangs" else None
-    core.replies["state"] = {"environment": sorted(os.environ), "argv": sys.argv, "key": launch.engine_key}
+    core.compiles_s = 0.5 if launch.config.served_model_name == "compiles" else 0.0
+    core.replies["state"] = {
+        "environment": sorted(os.environ),
+        "argv": sys.argv,
+        "key": launch.engine_key,
+        "calls": core.calls,
+    }
     asyncio.run(core.run(launch.to_core, launch.to_front))
     return 0
 

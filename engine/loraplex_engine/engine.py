@@ -22,7 +22,7 @@ from loraplex_engine.slots.table import SlotState
 from loraplex_engine.wire.messages import CoreReady, TokenEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -48,6 +48,10 @@ class Engine:
         self.pool = pool
         self.facts = facts
         self.metrics = metrics
+        self.on_new_kind: Callable[[], None] = lambda: None
+        """Called before a step of a kind that has not run yet: code may have to be compiled for it."""
+        # steps of the base have run before the engine is there
+        self._known_kinds = {False}
         self._runner = runner
         self._scored: dict[str, list[Tensor]] = {}
         self._blame = Blame(scheduler, residency.health, time.monotonic, metrics.count_invalid_output)
@@ -61,8 +65,9 @@ class Engine:
         plan = self.scheduler.schedule()
         events += plan.ended
         if plan.rows:
-            events += self._execute(plan)
-            self.metrics.step_s.observe(time.monotonic() - started_at)
+            result = self._execute(plan)
+            events += self._update(plan, result)
+            self._observe_step(plan, result, time.monotonic() - started_at)
         events = self._blame.settle(events)
         self._observe_ends(events)
         return events
@@ -203,12 +208,20 @@ class Engine:
                 events += self.scheduler.fail_waiting(digest, error)
         return events + self.scheduler.expire()
 
-    def _execute(self, plan: StepPlan) -> list[TokenEvent]:
-        """Run a plan; should it fail, the requests in it end with an error and the engine goes on with the others."""
+    def _execute(self, plan: StepPlan) -> StepResult | None:
+        """Run a plan on the device; None should it fail."""
+        if (kind := plan.num_adapters > 0) not in self._known_kinds:
+            self.on_new_kind()
+            self._known_kinds.add(kind)
         try:
-            result = self._runner.execute(plan)
+            return self._runner.execute(plan)
         except Exception:  # noqa: BLE001 - whatever it was, it hurts this step alone
             _log.exception("a step of %d rows failed; its requests end with an error", len(plan.rows))
+            return None
+
+    def _update(self, plan: StepPlan, result: StepResult | None) -> list[TokenEvent]:
+        """Take in what came of a plan; if nothing did, its requests end and the engine goes on with the others."""
+        if result is None:
             return self.scheduler.fail_plan(plan, StepFailedError())
         self._keep_scores(plan, result)
         for row in plan.rows:
@@ -216,9 +229,7 @@ class Engine:
                 self._blame.suspect(row.request)
         # before requests end: a dropped adapter goes with the last of them, and its facts too
         self._padding.observe_step(plan.count_adapter_rows())
-        events = self.scheduler.update(plan, result)
-        self._observe_step(plan, result)
-        return events
+        return self.scheduler.update(plan, result)
 
     def _keep_scores(self, plan: StepPlan, result: StepResult) -> None:
         for row in plan.rows:
@@ -228,7 +239,11 @@ class Engine:
                 kept = self._scored[row.request.request_id] if row.start else []
                 self._scored[row.request.request_id] = [*kept, logits]
 
-    def _observe_step(self, plan: StepPlan, result: StepResult) -> None:
+    def _observe_step(self, plan: StepPlan, result: StepResult | None, seconds: float) -> None:
+        self.metrics.step_s.observe(seconds)
+        if result is None:
+            return
+        self.metrics.step_host_s.observe(seconds - result.model_s)
         self.metrics.step_tokens.observe(plan.num_tokens)
         self.metrics.step_requests.observe(len(plan.rows))
         self.metrics.step_adapters.observe(plan.num_adapters)

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_HOST_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5)
 _LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -53,8 +54,11 @@ class EngineMetrics:
         self.inter_token_s = histogram("loraplex_inter_token_seconds", "Gap between tokens of a request.", _SHORT_S)
         self.request_s = histogram("loraplex_request_seconds", "Arrival to last token.", _LONG_S)
         self.step_s = histogram("loraplex_step_seconds", "One step: plan, execute, update.", _SHORT_S)
+        self.step_host_s = histogram(
+            "loraplex_step_host_seconds", "Part of a step beside the model: plan, tensors, update.", _HOST_S
+        )
         self.step_tokens = histogram(
-            "loraplex_step_tokens", "Tokens in a step.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+            "loraplex_step_tokens", "Tokens in a step.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
         )
         self.step_requests = histogram(
             "loraplex_step_requests",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 
 import msgspec
@@ -11,6 +13,8 @@ from loraplex_engine.config import CoreLaunch
 
 def main() -> int:
     """Read the launch document, run the core until it drains or its front dies; returns the exit code."""
+    # a core that is ended because it is stuck says first where
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=CoreLaunch)
     from loraplex_engine.loop.core import run_core
 

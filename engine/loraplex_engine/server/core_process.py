@@ -1,4 +1,4 @@
-"""Starts the core process, joins it by two sockets, and starts it again when it dies.
+"""Starts the core process, joins it by two sockets, and starts it again when it dies or gets stuck.
 
 `CoreProcess` owns the process and its sockets. Secrets go to the core through its standard input; the
 kernel kills the core when the front dies, however that happens.
@@ -23,6 +23,7 @@ from loraplex_engine.config import CoreLaunch
 from loraplex_engine.errors import StartupError
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.socket_folder import socket_folder
+from loraplex_engine.server.watchdog import Watchdog
 from loraplex_engine.wire import messages
 
 _log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ _LAST_WORDS_S = 0.3
 _STOP_S = 5.0
 _MAX_BACKOFF_S = 60.0
 _STABLE_S = 60.0
+_TICK_S = 1.0
+TRACE_SIGNAL = signal.SIGUSR1
+"""The core answers it with the stacks of its threads on standard error."""
 # resolved before the fork, since the child may not import
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,8 +88,20 @@ class CoreLink:
 class CoreProcess:
     """Keeps one core running: `run` it as a task, `stop` it at the end."""
 
-    def __init__(self, command: Sequence[str], build_launch: BuildLaunch, client: CoreClient) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        build_launch: BuildLaunch,
+        client: CoreClient,
+        *,
+        step_timeout_s: float = 60.0,
+        tick_s: float = _TICK_S,
+    ) -> None:
         self.num_restarts = 0
+        self.num_stuck = 0
+        """Cores that were ended because they had fallen silent."""
+        self._step_timeout_s = step_timeout_s
+        self._tick_s = tick_s
         self._command = command
         self._build_launch = build_launch
         self._client = client
@@ -151,7 +167,9 @@ class CoreProcess:
             self._client.attach(link.send)
             self._process = process = await self._spawn(self._build_launch(link.to_core, link.to_front))
             exit_code = asyncio.create_task(process.wait())
+            watch = asyncio.create_task(self._watch(process))
             await asyncio.wait((exit_code, pump), return_when=asyncio.FIRST_COMPLETED)
+            watch.cancel()
             # what the core said last may still be on its way
             await asyncio.sleep(_LAST_WORDS_S)
             if process.returncode is None:
@@ -163,6 +181,29 @@ class CoreProcess:
             await asyncio.gather(pump, return_exceptions=True)
             link.close()
             self._client.detach()
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """End a core that serves and has fallen silent; one that still starts may take its time."""
+        watchdog = Watchdog(self._step_timeout_s, self._tick_s)
+
+        def hear(message: messages.ToFront) -> None:
+            watchdog.hear(message.patience_s if isinstance(message, messages.Beat) else 0.0)
+
+        self._client.on_message = hear
+        while True:
+            await asyncio.sleep(self._tick_s)
+            if watchdog.tick() and self._client.is_ready:
+                break
+        self.num_stuck += 1
+        _log.error(
+            "the core has been silent for more than %.0f s: it is stuck and is ended; open requests: %s",
+            self._step_timeout_s,
+            self._client.describe_open(),
+        )
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(TRACE_SIGNAL)
+            await asyncio.sleep(_LAST_WORDS_S)
+            process.kill()
 
     async def _spawn(self, launch: CoreLaunch) -> asyncio.subprocess.Process:
         environment = {name: value for name, value in os.environ.items() if not _is_secret(name)}

@@ -31,6 +31,9 @@ class FrontMetrics:
         self.core_restarts = Gauge(
             "loraplex_front_core_restarts", "Times the core was started again", registry=self._registry
         )
+        self.core_stuck = Gauge(
+            "loraplex_front_core_stuck", "Times the core was ended because it had got stuck", registry=self._registry
+        )
 
     def render(self) -> bytes:
         """Return all of them as Prometheus text."""

@@ -162,8 +162,9 @@ async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], l
     def build_launch(to_core: str, to_front: str) -> CoreLaunch:
         return CoreLaunch(config=config, to_core=to_core, to_front=to_front, engine_key=secrets.engine_key)
 
-    core = CoreProcess(command, build_launch, client)
+    core = CoreProcess(command, build_launch, client, step_timeout_s=config.step_timeout_s)
     front.metrics.core_restarts.set_function(lambda: core.num_restarts)
+    front.metrics.core_stuck.set_function(lambda: core.num_stuck)
     server = build_server(front, _build_verifier(secrets), has_test_hooks=config.has_test_hooks)
     await run_front(front, core, server, listener)
 

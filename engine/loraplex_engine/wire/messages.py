@@ -172,6 +172,12 @@ class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):
     stage: str
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The core's loop goes round. `patience_s` asks for a longer silence after it than usual: something compiles."""
+
+    patience_s: float = 0.0
+
+
 class CoreFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The core cannot start; the message says why and what to do."""
 
@@ -217,7 +223,7 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     error: ErrorInfo | None = None
 
 
-ToFront = CoreReady | CoreProgress | CoreFailed | TokenEvents | Reply
+ToFront = CoreReady | CoreProgress | Beat | CoreFailed | TokenEvents | Reply
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_core = msgspec.msgpack.Decoder(ToCore).decode

@@ -19,7 +19,16 @@ from loraplex_engine.errors import StartupError
 from loraplex_engine.server import core_process
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.core_process import CoreProcess
-from loraplex_engine.wire.messages import AddRequest, GetState, SamplingParams, ToCore, TokenEvent, encode
+from loraplex_engine.wire.messages import (
+    AddRequest,
+    DropAdapter,
+    GetState,
+    LoadAdapter,
+    SamplingParams,
+    ToCore,
+    TokenEvent,
+    encode,
+)
 from scripted_core import build_facts, until
 from toy_tokenizers import write_byte_level
 
@@ -33,13 +42,13 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LORAPLEX_ENGINE_KEY", "secret-of-the-environment")
 
 
-def build_core(folder: Path, client: CoreClient, behaviour: str = "") -> CoreProcess:
+def build_core(folder: Path, client: CoreClient, behaviour: str = "", **settings: float) -> CoreProcess:
     config = EngineConfig(base=str(write_byte_level(folder / "base")), cache_dir="", served_model_name=behaviour)
 
     def build_launch(to_core: str, to_front: str) -> CoreLaunch:
         return CoreLaunch(config=config, to_core=to_core, to_front=to_front, engine_key="secret")
 
-    return CoreProcess(COMMAND, build_launch, client)
+    return CoreProcess(COMMAND, build_launch, client, **settings)
 
 
 @asynccontextmanager
@@ -57,7 +66,9 @@ def folder_modes(parent: Path) -> list[int]:
     return [folder.stat().st_mode & 0o777 for folder in parent.glob("lpx-*")]
 
 
-async def finish_of(client: CoreClient, request_id: str, on_token: asyncio.Event | None = None) -> TokenEvent:
+async def finish_of(
+    client: CoreClient, request_id: str, on_token: asyncio.Event | None = None, digest: str | None = None
+) -> TokenEvent:
     last: asyncio.Future[TokenEvent] = asyncio.get_running_loop().create_future()
 
     def sink(event: TokenEvent) -> None:
@@ -66,7 +77,8 @@ async def finish_of(client: CoreClient, request_id: str, on_token: asyncio.Event
         elif on_token is not None:
             on_token.set()
 
-    client.add(AddRequest(request_id=request_id, prompt_ids=[5], params=SamplingParams(max_tokens=20)), sink)
+    params = SamplingParams(max_tokens=20)
+    client.add(AddRequest(request_id=request_id, prompt_ids=[5], params=params, digest=digest), sink)
     return await last
 
 
@@ -86,6 +98,47 @@ async def test_a_killed_core_fails_its_requests_and_comes_back(tmp_path: Path) -
         assert core.pid != first
         assert core.num_restarts == 1
         assert (await finish_of(client, "b")).finish == "stop"
+
+
+async def test_a_core_that_falls_silent_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client = CoreClient()
+    core = build_core(tmp_path, client, "hangs", step_timeout_s=0.5, tick_s=0.05)
+    async with running(core, client):
+        first = core.pid
+        lost = await finish_of(client, "stuck-0")
+        assert lost.error is not None
+        assert lost.error.code == "replica_failed"
+        assert core.num_stuck == 1
+        assert "open requests: stuck-0 (base)" in caplog.text
+        await until(lambda: client.is_ready and core.pid != first, 20)
+
+
+async def test_a_core_that_compiles_may_be_silent_for_longer(tmp_path: Path) -> None:
+    client = CoreClient()
+    core = build_core(tmp_path, client, "compiles", step_timeout_s=0.2, tick_s=0.02)
+    async with running(core, client):
+        assert (await finish_of(client, "a")).finish == "stop"
+        assert core.num_stuck == 0
+
+
+async def test_a_new_core_is_asked_for_the_adapters_of_the_last_one(tmp_path: Path) -> None:
+    kept, used, dropped = ("sha256:" + digit * 64 for digit in "123")
+    client = CoreClient()
+    core = build_core(tmp_path, client)
+    async with running(core, client):
+        await client.call(LoadAdapter, 5, digest=dropped)
+        await client.call(LoadAdapter, 5, digest=kept, pin=True)
+        await client.call(DropAdapter, 5, digest=dropped)
+        assert (await finish_of(client, "a", digest=used)).finish == "stop"
+        for _ in range(2):
+            pid = core.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: client.is_ready and core.pid != pid, 20)
+            state = await client.call(GetState, 5)
+            assert isinstance(state, dict)
+            loads = [(call["digest"], call["pin"]) for call in state["calls"] if call["type"] == "load"]
+            assert loads == [(kept, True), (used, False)]
 
 
 async def test_secrets_are_in_neither_arguments_nor_environment(tmp_path: Path) -> None:
