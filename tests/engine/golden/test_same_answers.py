@@ -92,27 +92,3 @@ def test_preemption_changes_nothing(case: Case, expected: list[Answer]) -> None:
     world, answers = case.answers(kv_cache_memory_bytes=12 * block_bytes)
     assert answers == expected
     assert world.engine.scheduler.num_preemptions > 0
-
-
-def test_copied_blocks_and_prefixes_in_flight_change_nothing(case: Case) -> None:
-    trunk = case.prompts[0][:20] + case.prompts[1][:20]
-    prompts = [[*trunk[:length], *case.prompts[2][:tail]] for length in (40, 40, 37, 21) for tail in (0, 3)]
-
-    def answer(**settings: Any) -> tuple[EngineWorld, list[list[int]]]:
-        world = EngineWorld(case.base, case.tmp / "cache", dtype=case.dtype, cpu_threads=1, max_num_seqs=9, **settings)
-        digest = world.put(case.folders[0])
-        world.run([world.request([3], digest, 1)])
-        requests = [world.request(ids, digest, 24, **PARAMS[i % 3]) for i, ids in enumerate(prompts)]
-        events = world.run(requests)
-        assert world.engine.check_integrity() is None
-        return world, [text_ids(events[request.request_id]) for request in requests]
-
-    expected = answer(enable_prefix_caching=False)[1]
-    for max_num_batched_tokens in (512, 17):
-        world, answers = answer(max_num_batched_tokens=max_num_batched_tokens)
-        assert answers == expected
-        scheduler = world.engine.scheduler
-        assert scheduler.prefixes.num_waits > 0
-        # more than whole blocks
-        assert scheduler.num_prefix_hits > 7 * 16
-        assert scheduler.num_prefix_hits % 16
