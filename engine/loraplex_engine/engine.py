@@ -16,6 +16,7 @@ from loraplex_engine.lora.padding import PaddingMeter
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.metrics import EngineMetrics, EngineSnapshot
 from loraplex_engine.runner import ModelRunner
+from loraplex_engine.scheduling.advice import Advisor
 from loraplex_engine.scheduling.blame import Blame
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotState
@@ -42,12 +43,14 @@ class Engine:
         runner: ModelRunner,
         metrics: EngineMetrics,
         facts: CoreReady,
+        advisor: Advisor,
     ) -> None:
         self.scheduler = scheduler
         self.residency = residency
         self.pool = pool
         self.facts = facts
         self.metrics = metrics
+        self.advisor = advisor
         self.on_new_kind: Callable[[], None] = lambda: None
         """Called before a step of a kind that has not run yet: code may have to be compiled for it."""
         # steps of the base have run before the engine is there
@@ -70,6 +73,7 @@ class Engine:
             self._observe_step(plan, result, time.monotonic() - started_at)
         events = self._blame.settle(events)
         self._observe_ends(events)
+        self.advisor.look(plan.num_tokens)
         return events
 
     @property
@@ -170,6 +174,7 @@ class Engine:
                 "block_size": self.pool.block_size,
             },
             "preemptions": self.scheduler.num_preemptions,
+            "advice": self.advisor.current,
         }
 
     def snapshot(self) -> EngineSnapshot:

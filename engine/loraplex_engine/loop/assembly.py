@@ -33,8 +33,10 @@ from loraplex_engine.models.decoder import LINEARS_PER_LAYER, lora_shapes
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
 from loraplex_engine.runner import ModelRunner
+from loraplex_engine.scheduling.advice import Advisor, EngineLoad
 from loraplex_engine.scheduling.budget import StepBudget
 from loraplex_engine.scheduling.limits import Limits
+from loraplex_engine.scheduling.load import LoadReader
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotTable
 from loraplex_engine.wire.messages import CoreReady
@@ -238,4 +240,13 @@ def _join(
         config.enable_prefix_caching,
     )
     scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic, budget)
-    return Engine(scheduler, residency, pool, runner, metrics, facts)
+    flags = EngineLoad(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        max_loras=config.max_loras,
+        cpu_threads=torch.get_num_threads(),
+        kv_cache_bytes=facts.memory["kv_bytes"],
+    )
+    advisor = Advisor(LoadReader(scheduler, pool, budget.cost, flags))
+    return Engine(scheduler, residency, pool, runner, metrics, facts, advisor)

@@ -87,6 +87,7 @@ def test_state_tells_where_the_memory_went_and_of_a_drain(world: EngineWorld) ->
     assert before.body["memory"]["kv_tokens"] == kv["num_blocks"] * kv["block_size"]
     assert before.body["memory"]["process_bytes"] > before.body["memory"]["weight_bytes"] > 0
     assert (before.body["is_draining"], after.body["is_draining"]) == (False, True)
+    assert before.body["advice"] == []
     assert (drained.call_id, drained.body) == (2, {"drained": True})
 
 
