@@ -96,7 +96,7 @@ def test_poisoned_blocks_hold_nothing_but_nan_and_no_prefix(hooked: Hooked) -> N
     assert all(torch.isnan(tensor).all() for tensor in (*cache.k, *cache.v))
     hits = hooked.world.engine.scheduler.num_prefix_hits
     assert hooked.generate(None) == hooked.generate(None)
-    assert hooked.world.engine.scheduler.num_prefix_hits == hits + 32
+    assert hooked.world.engine.scheduler.num_prefix_hits == hits + len(PROMPT) - 1
     hooked.world.engine.check_integrity()
 
 
