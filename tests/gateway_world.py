@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from loraplex.app import Gateway, running_gateway
 from loraplex.db.tables import request, usage
+from loraplex.gateway.server import BoundedProtocol
 from loraplex.settings import Settings
 from scripted_engine import FINGERPRINT, ScriptedEngine, running_app, running_engine
 from support import linear_shapes, tiny_llama_config, write_adapter, write_base
@@ -128,7 +129,7 @@ async def running_world(
             drain_s=1,
         )
         gateway = await stack.enter_async_context(running_gateway(settings))
-        url = await stack.enter_async_context(running_app(gateway.app))
+        url = await stack.enter_async_context(running_app(gateway.app, http=BoundedProtocol))
         world = GatewayWorld(gateway, url, engines, folder)
         stack.push_async_callback(world.http.aclose)
         await register_base(world)

@@ -295,11 +295,13 @@ async def _send_json(send: Any, status: int, body: Any, **headers: str) -> None:
 
 
 @asynccontextmanager
-async def running_app(app: Any) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free port of the loopback and yield its URL."""
+async def running_app(app: Any, **options: Any) -> AsyncIterator[str]:
+    """Serve an ASGI application on a free port of the loopback and yield its URL; `options` are uvicorn's."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1, **options
+    )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     task = asyncio.create_task(server.serve(sockets=[listening]))

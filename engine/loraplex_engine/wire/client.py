@@ -1,13 +1,15 @@
 """The HTTP client of one engine, for the gateway: opens generations, reads their events, and the internal routes.
 
-`EngineClient` owns one connection pool. It knows the private headers and the done event, and nothing of tenants,
-limits or retries.
+`EngineClient` owns one connection pool for short calls; a generation has a connection of its own. It knows the private
+headers and the done event, and nothing of tenants, limits or retries.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,38 +19,52 @@ import msgspec
 from loraplex_engine.errors import ReplicaFailedError, UnreachableError
 from loraplex_engine.wire import done
 from loraplex_engine.wire.done import RequestDone, RequestStatus
+from loraplex_engine.wire.stream import HttpStream, open_stream, parse_address
 
-__all__ = ["EngineAnswer", "EngineClient", "Event", "ReplicaFailedError", "UnreachableError"]
+__all__ = ["EngineAnswer", "EngineClient", "Events", "ReplicaFailedError", "UnreachableError"]
 CONNECT_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 70.0
 GAP_TIMEOUT_S = 30.0
 _MAX_EVENT_BYTES = 16 << 20
 _PRIVATE = (done.DONE,)
+_END = b"\n\n"
+_DATA = re.compile(rb"^data:", re.MULTILINE)
+# what is more than text for the client: no line of an event's JSON can begin so
+_SPECIAL = re.compile(
+    rb"^(?:(?P<done>event: %b\ndata: )|(?P<data>data: )(?:\[DONE\]|(?P<error>\{\"error\")))" % done.DONE_EVENT.encode(),
+    re.MULTILINE,
+)
 
 
-class Event(msgspec.Struct, frozen=True):
-    """One whole event of a stream: its data, and its name if it has one."""
+class Events(msgspec.Struct, frozen=True):
+    """Whole events of a stream, as they came.
+
+    `count` of them have data. The last ones of an answer are one event alone: `[DONE]`, or an error, whose JSON is
+    `error`.
+    """
 
     data: bytes
-    name: str = ""
+    count: int
+    is_last: bool = False
+    error: bytes = b""
 
 
 class EngineAnswer:
     """An engine's answer to one generation: status and headers now, the body once, `done` when the body has ended."""
 
-    def __init__(self, response: httpx.Response, gap_s: float) -> None:
-        self._response = response
+    def __init__(self, stream: HttpStream, gap_s: float) -> None:
+        self._stream = stream
         self._gap_s = gap_s
-        self.status = response.status_code
-        self.is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
-        self.digest: str | None = response.headers.get(done.DIGEST)
-        header = response.headers.get(done.DONE)
+        self.status = stream.status
+        self.is_stream = stream.headers.get("content-type", "").startswith("text/event-stream")
+        self.digest = stream.headers.get(done.DIGEST)
+        header = stream.headers.get(done.DONE)
         self.done: RequestDone | None = done.decode_done(header) if header else None
 
     def header(self, name: str) -> str | None:
         """Return a response header; the private ones are never among them."""
-        return None if name in _PRIVATE else self._response.headers.get(name)
+        return None if name in _PRIVATE else self._stream.headers.get(name)
 
     async def read(self) -> bytes:
         """Return the whole body of an answer that is no stream.
@@ -56,64 +72,63 @@ class EngineAnswer:
         Raises:
             ReplicaFailedError: The engine went away in the middle.
         """
-        return b"".join([chunk async for chunk in self._chunks()])
+        pieces: list[bytes] = []
+        while piece := await self._stream.read(self._gap_s):
+            pieces.append(piece)
+        return b"".join(pieces)
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[Events]:
         """Yield the whole events of a stream in order; the done event is kept in `done`, a cut one is dropped.
-
-        The last one of a good stream is `[DONE]`; an error event is the last of a failed one.
 
         Raises:
             ReplicaFailedError: The engine went away, or sent nothing for the gap.
         """
-        buffer = b""
-        async for chunk in self._chunks():
-            *blocks, buffer = (buffer + chunk).split(b"\n\n")
-            if len(buffer) > _MAX_EVENT_BYTES:
+        rest = b""
+        while piece := await self._stream.read(self._gap_s):
+            arrived = rest + piece
+            end = arrived.rfind(_END) + len(_END)
+            if end < len(_END):
+                end = 0
+            whole, rest = arrived[:end], arrived[end:]
+            if len(rest) > _MAX_EVENT_BYTES:
                 raise ReplicaFailedError("The engine sent an event without end.")
-            for event in filter(None, map(_read_event, blocks)):
-                if event.name == done.DONE_EVENT:
-                    self.done = done.decode_done(event.data)
-                else:
-                    yield event
+            if _SPECIAL.search(whole) is None:
+                if whole:
+                    yield Events(whole, len(_DATA.findall(whole)))
+                continue
+            for events in self._sort(whole):
+                yield events
+                if events.is_last:
+                    return
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        chunks = self._response.aiter_raw()
-        while True:
-            try:
-                async with asyncio.timeout(self._gap_s):
-                    chunk = await anext(chunks)
-            except StopAsyncIteration:
-                return
-            except (httpx.TransportError, TimeoutError) as error:
-                raise ReplicaFailedError from error
-            yield chunk
-
-
-def _read_event(block: bytes) -> Event | None:
-    name, data = "", []
-    for line in block.split(b"\n"):
-        if line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
-        elif line.startswith(b"event:"):
-            name = line[6:].strip().decode()
-    return Event(b"\n".join(data), name) if data else None
+    def _sort(self, whole: bytes) -> Iterator[Events]:
+        """Yield each of some events alone, without the done event."""
+        for block in whole.split(_END)[:-1]:
+            special = _SPECIAL.match(block)
+            if special is None:
+                yield Events(block + _END, len(_DATA.findall(block)))
+            elif special["done"]:
+                self.done = done.decode_done(block[special.end() :])
+            else:
+                yield Events(
+                    block + _END, 1, is_last=True, error=block[special.end("data") :] if special["error"] else b""
+                )
 
 
 class EngineClient:
     """Calls one engine; `sign` makes the token for calls that the platform itself makes."""
 
-    def __init__(
-        self, base_url: str, sign: Callable[[], str], *, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
+    def __init__(self, base_url: str, sign: Callable[[], str], *, uds: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self._sign = sign
+        self._address = parse_address(self.base_url, uds)
+        self._tls = ssl.create_default_context() if self._address.is_tls else None
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=4096, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=256, max_keepalive_connections=16),
             headers={"accept-encoding": "identity"},
-            transport=transport,
+            transport=None if uds is None else httpx.AsyncHTTPTransport(uds=uds),
             # a proxy of the environment would see the tokens
             trust_env=False,
         )
@@ -152,18 +167,20 @@ class EngineClient:
             UnreachableError: No connection was made; another replica may be tried.
             ReplicaFailedError: The engine went away before it answered.
         """
-        request = self._http.build_request(
-            "POST",
-            path,
-            content=body,
-            headers={**headers, "authorization": f"Bearer {token}", "content-type": "application/json", done.DONE: "1"},
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S, pool=CONNECT_TIMEOUT_S, write=GAP_TIMEOUT_S),
-        )
-        response = await self._open(request, deadline_s)
+        every = {**headers, "authorization": f"Bearer {token}", "content-type": "application/json", done.DONE: "1"}
+        stream = await self._connect(path, every, body)
         try:
-            yield EngineAnswer(response, gap_s)
+            await stream.wait_head(deadline_s)
+            yield EngineAnswer(stream, gap_s)
         finally:
-            await response.aclose()
+            stream.close()
+
+    async def _connect(self, path: str, headers: Mapping[str, str], body: bytes) -> HttpStream:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                return await open_stream(self._address, path, headers, body, self._tls)
+        except TimeoutError as error:
+            raise UnreachableError from error
 
     async def _open(self, request: httpx.Request, deadline_s: float) -> httpx.Response:
         try:

@@ -1,7 +1,8 @@
 """One answer on its way from an engine to a client: `Generation` owns it from the committed request row to settlement.
 
 Whatever happens first decides: the end of the answer, the client going away, the time limit, the end of this process.
-Only whole events are passed on. Usage is committed before the client can know that its answer is complete.
+Only whole events are passed on, as they came. Usage is committed before the client can know that its answer is
+complete. A client that reads nothing for a while is cut off by the server's protocol, and so has gone away.
 """
 
 from __future__ import annotations
@@ -19,12 +20,9 @@ from loraplex.gateway.dispatch import Dispatcher, Order
 from loraplex.gateway.drain import Drain
 from loraplex.gateway.problem import describe, find_code
 from loraplex.usage.record import Done, Settlement
-from loraplex_engine.wire.client import EngineAnswer, Event
+from loraplex_engine.wire.client import EngineAnswer
 from loraplex_engine.wire.done import RequestDone
 
-_LAST = b"[DONE]"
-_ERROR = b'{"error"'
-_BLOCKED_WRITE_S = 30.0
 _PASSED_HEADERS = ("content-type", "retry-after")
 _log = logging.getLogger(__name__)
 
@@ -33,7 +31,7 @@ Abort = Callable[[str], Awaitable[RequestDone | None]]
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection, or stopped reading."""
+    """The client's connection is closed."""
 
 
 class Generation:
@@ -124,15 +122,14 @@ class Generation:
 
     async def _pass_stream(self, answer: EngineAnswer, send: Send) -> None:
         await self._start(answer, send)
-        async for event in answer.events():
-            if event.data == _LAST or event.data.startswith(_ERROR):
-                code = None if event.data == _LAST else _read_code(event.data)
-                await self._settle_answered(answer, code)
-                await _send_body(send, _encode_event(event), more=False)
+        async for events in answer.events():
+            if events.is_last:
+                await self._settle_answered(answer, _read_code(events.error) if events.error else None)
+                await _send_body(send, events.data, more=False)
                 return
-            self._num_events += 1
+            self._num_events += events.count
             self._note_progress(self._num_events)
-            await _send_body(send, _encode_event(event), more=True)
+            await _send_body(send, events.data, more=True)
         raise ReplicaFailedError("The engine ended its answer in the middle; send the request again.")
 
     async def _start(self, answer: EngineAnswer, send: Send, more: dict[str, str] | None = None) -> None:
@@ -195,25 +192,12 @@ async def _wait_until_gone(receive: Receive) -> None:
 
 
 async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
-    """Send, unless the client has not read for 30 seconds: then it counts as gone."""
-    try:
-        async with asyncio.timeout(_BLOCKED_WRITE_S):
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-    except TimeoutError as error:
-        raise ClientGoneError from error
+    """Send, as fast as the client takes it."""
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def _send_error_event(send: Send, error: LoraplexError) -> None:
-    data = msgspec.json.encode(describe(error).body)
-    try:
-        await _send_body(send, _encode_event(Event(data)), more=False)
-    except ClientGoneError:
-        return
-
-
-def _encode_event(event: Event) -> bytes:
-    name = f"event: {event.name}\n".encode() if event.name else b""
-    return name + b"".join(b"data: " + line + b"\n" for line in event.data.split(b"\n")) + b"\n"
+    await _send_body(send, b"data: %b\n\n" % msgspec.json.encode(describe(error).body), more=False)
 
 
 def _read_done(done: RequestDone) -> Done:

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import pytest
 
 from loraplex_engine.server.request_log import MAX_KEPT, RequestLog
 from loraplex_engine.wire import messages as wire
-from loraplex_engine.wire.client import EngineClient, ReplicaFailedError, UnreachableError
+from loraplex_engine.wire.client import EngineClient, Events, ReplicaFailedError, UnreachableError
 from loraplex_engine.wire.done import RequestDone
 from scripted_core import BASE, DIGEST, Rig, running_rig, sign, until
 from toy_tokenizers import write_byte_level
@@ -30,7 +29,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[EngineClient]:
-    engine = EngineClient("http://engine", sign, transport=httpx.AsyncHTTPTransport(uds=rig.uds))
+    engine = EngineClient("http://engine", sign, uds=rig.uds)
     yield engine
     await engine.close()
 
@@ -40,12 +39,19 @@ def generate(client: EngineClient, body: dict[str, Any], **options: Any) -> Any:
     return client.generate(PATH, msgspec.json.encode(body), token=sign(), deadline_s=5, **options)
 
 
+async def collect(events: AsyncIterator[Events], found: list[Events]) -> None:
+    """Keep what came before a failure."""
+    async for piece in events:
+        found.append(piece)  # noqa: PERF401 - a comprehension would lose them
+
+
 async def test_the_client_reads_a_stream_and_keeps_the_done_event_to_itself(rig: Rig, client: EngineClient) -> None:
     async with generate(client, CHAT | {"stream": True}) as answer:
         events = [event async for event in answer.events()]
     assert (answer.status, answer.is_stream, answer.digest) == (200, True, "base")
-    assert events[-1].data == b"[DONE]"
-    assert all(event.name == "" for event in events)
+    assert (events[-1].data, events[-1].is_last, events[-1].error) == (b"data: [DONE]\n\n", True, b"")
+    assert not any(event.is_last or b"event:" in event.data for event in events[:-1])
+    assert sum(event.count for event in events) >= 3
     assert answer.done is not None
     assert (answer.done.request_id, answer.done.finish, answer.done.completion_tokens) == ("req_a", "stop", 5)
 
@@ -142,7 +148,7 @@ async def test_draining_refuses_new_requests_and_waits_for_the_open_ones(rig: Ri
 
 
 async def test_the_client_tells_no_connection_from_a_lost_one(tmp_path: Path) -> None:
-    nobody = EngineClient("http://engine", sign, transport=httpx.AsyncHTTPTransport(uds=str(tmp_path / "none")))
+    nobody = EngineClient("http://engine", sign, uds=str(tmp_path / "none"))
     with pytest.raises(UnreachableError):
         async with generate(nobody, CHAT):
             pass
@@ -160,12 +166,14 @@ async def test_a_cut_stream_is_an_error_and_its_partial_event_is_dropped(tmp_pat
         writer.close()
 
     server = await asyncio.start_unix_server(answer, str(tmp_path / "cut"))
-    client = EngineClient("http://engine", sign, transport=httpx.AsyncHTTPTransport(uds=str(tmp_path / "cut")))
+    client = EngineClient("http://engine", sign, uds=str(tmp_path / "cut"))
     async with generate(client, CHAT) as stream:
         events = stream.events()
-        assert (await anext(events)).data == b"a"
+        found: list[Events] = []
         with pytest.raises(ReplicaFailedError):
-            await anext(events)
+            await collect(events, found)
+    assert b"".join(piece.data for piece in found) == b"data: a\n\n: \n\n"
+    assert sum(piece.count for piece in found) == 1
     await client.close()
     server.close()
 

@@ -34,7 +34,7 @@ def test_the_front_imports_nothing_heavy() -> None:
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize("module", ["client", "openai", "done", "messages", "strict_json"])
+@pytest.mark.parametrize("module", ["client", "openai", "done", "messages", "stream", "strict_json"])
 def test_wire_imports_no_server_and_no_model(module: str) -> None:
     program = f"import sys, loraplex_engine.wire.{module}; print([n for n in sys.argv[1:] if n in sys.modules])"
     heavy = ("torch", "transformers", "litestar", "sqlalchemy", "tokenizers")

@@ -14,7 +14,7 @@ import pytest
 
 from gateway_world import ADMIN_KEY, BASE, GatewayWorld, running_world, until
 from loraplex.fleet.view import FleetView, Replica
-from loraplex.gateway import dispatch, edge, relay
+from loraplex.gateway import dispatch, edge, server
 from loraplex_registry.wire.identity import TokenVerifier
 from scripted_engine import NUM_CHUNKS
 
@@ -336,7 +336,7 @@ def test_an_engine_is_told_no_deadline_of_zero(timeout_s: float, deadline: str) 
 async def test_a_client_that_does_not_read_is_gone(
     world: GatewayWorld, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_BLOCKED_WRITE_S", 0.5)
+    monkeypatch.setattr(server, "_BLOCKED_S", 0.5)
     async with world.stream(BASE, "flood", key):
         await until(lambda: len(world.engine.closed) == 1, 10)
     assert await settled(world) == ["cancelled"]
