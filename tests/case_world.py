@@ -89,6 +89,6 @@ class World(EngineWorld):
         """Fail unless everything held was given back."""
         engine = self.engine
         engine.check_integrity()
-        assert (engine.scheduler.waiting, engine.scheduler.running) == ([], [])
+        assert not engine.has_requests
         assert engine.pool.num_free == engine.pool.num_blocks
         assert [slot.num_pins for slot in engine.residency.slots.slots] == [0] * len(engine.residency.slots.slots)

@@ -13,6 +13,7 @@ from loraplex_engine.lora.residency import Residency
 from loraplex_engine.scheduling.blame import Blame
 from loraplex_engine.scheduling.budget import StepBudget
 from loraplex_engine.scheduling.limits import Limits
+from loraplex_engine.scheduling.policy import FairShare
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotTable
 from loraplex_engine.wire.messages import SamplingParams, TokenEvent
@@ -84,6 +85,7 @@ class World:
         max_host: int = 4,
         max_model_len: int = 64,
         step_budget: StepBudget | None = None,
+        share: FairShare | None = None,
         **limits: float,
     ) -> None:
         self.clock = Clock()
@@ -93,7 +95,7 @@ class World:
         self.residency = Residency(SlotTable(num_slots), self.loader, self.bank, max_host=max_host, clock=self.clock)
         waits = {"queue_timeout_s": 60.0, "adapter_load_timeout_s": 30.0, **limits}
         self.limits = Limits(max_num_seqs, budget, max_model_len, **waits)  # type: ignore[arg-type]
-        self.scheduler = Scheduler(self.pool, self.residency, self.limits, [EOS], self.clock, step_budget)
+        self.scheduler = Scheduler(self.pool, self.residency, self.limits, [EOS], self.clock, step_budget, share)
         self.verdicts: list[str] = []
         self.blame = Blame(self.scheduler, self.residency.health, self.clock, self.verdicts.append)
 

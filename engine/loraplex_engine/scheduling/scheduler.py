@@ -101,7 +101,8 @@ class Scheduler:
             raise failure
         if len(self.waiting) >= self._limits.max_waiting:
             raise QueueFullError("The engine's queue is full; try again later.")
-        if self._pool.blocks_for(min(request.max_num_tokens, self._limits.max_model_len)) > self._pool.num_blocks:
+        max_len = max(len(request.prompt_ids) + 1, self._limits.max_model_len)
+        if self._pool.blocks_for(min(request.max_num_tokens, max_len)) > self._pool.num_blocks:
             raise TooLargeForCacheError
         assert request.request_id not in self._id_to_request
         request.arrived_at = self._clock()

@@ -82,6 +82,8 @@ def test_length_limit_of_the_model_counts_when_a_request_is_measured_against_the
     world = World(num_blocks=4, budget=32, max_model_len=16)
     world.request("r", [1, 2], max_tokens=1000)
     assert _names(world) == ["r"]
+    with pytest.raises(TooLargeForCacheError):
+        world.request("longer than the pool by its prompt", [1] * 16, max_tokens=1)
 
 
 @pytest.mark.parametrize("order", list(permutations(["base", "a", "b", "base again"])))

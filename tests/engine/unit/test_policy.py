@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -47,6 +48,28 @@ def test_no_priority_waits_for_ever(priority: int) -> None:
     line.add(_request("patient", 0, priority, at=0.0))
     line.add(_request("urgent", 1, -(10**9), at=2 * MAX_PRIORITY * AGEING_S + 0.1))
     assert next(iter(line)).request_id == "patient"
+
+
+class TakeTurns:
+    """One request of each tenant after the other."""
+
+    def arrange(self, line: list[Request]) -> list[Request]:
+        seen: Counter[str] = Counter()
+        turns = []
+        for request in line:
+            turns.append((seen[request.tenant_id], request))
+            seen[request.tenant_id] += 1
+        return [request for _, request in sorted(turns, key=lambda turn: turn[0])]
+
+
+def test_tenants_take_the_turns_that_a_share_gives_them() -> None:
+    names = {}
+    for share in (None, TakeTurns()):
+        world = World(num_blocks=64, budget=64, share=share)
+        for index, tenant in enumerate("aaab"):
+            world.request(f"{tenant}{index}", [index + 1], tenant=tenant, max_tokens=1)
+        names[share is None] = [row.request.request_id for row in world.step()[0].rows]
+    assert names == {True: ["a0", "a1", "a2", "b3"], False: ["a0", "b3", "a1", "a2"]}
 
 
 def test_preempted_request_waits_in_its_old_place() -> None:
