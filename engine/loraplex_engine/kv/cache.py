@@ -48,15 +48,10 @@ def build_kv_cache(
         num_kv_heads: G.
         head_dim: D.
         dtype: of K and V.
-        memory: `num_blocks` times `block_bytes`, reserved before; None: reserve it here.
+        memory: as many bytes as the pool has, reserved before; None: reserve it here.
     """
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
     tensor_bytes = prod(shape) * dtype.itemsize
     memory = memory or Reservation(2 * num_layers * tensor_bytes)
     flat = torch.frombuffer(memory.wait(), dtype=dtype, count=2 * num_layers * prod(shape))
     return KVCache(flat.view(2 * num_layers, *shape))
-
-
-def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, K and V."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,25 +13,28 @@ import msgspec
 import torch
 
 from loraplex_engine.bases.folder import load_spec
-from loraplex_engine.config import EngineConfig, available_cpus, check_config
+from loraplex_engine.config import EngineConfig, available_cpus
 from loraplex_engine.engine import Engine, observe_load
-from loraplex_engine.errors import StartupError
+from loraplex_engine.kv.cache import build_kv_cache
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.kv.reservation import Reservation
-from loraplex_engine.loop.base import Base, LoadedModel, load_model, open_base
+from loraplex_engine.loop.base import Base
 from loraplex_engine.loop.calibration import calibrate_runner
 from loraplex_engine.loop.hooks import TOLERATED, Hooks
-from loraplex_engine.loop.machine import read_machine_memory, read_process_bytes
-from loraplex_engine.loop.memory import MemoryPlan, choose_kv_bytes, choose_num_blocks, plan_memory
+from loraplex_engine.loop.machine import read_process_bytes
+from loraplex_engine.loop.memory import MemoryPlan
+from loraplex_engine.loop.preparation import Preparation, prepare, settle
 from loraplex_engine.loop.profile import StepProfile, count_blocks, limit_rows, profile_step
 from loraplex_engine.lora.bank import DeviceBank
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.lora.residency import Loader, Residency
 from loraplex_engine.metrics import EngineMetrics
-from loraplex_engine.models.decoder import LINEARS_PER_LAYER, lora_shapes
+from loraplex_engine.models.decoder import LINEARS_PER_LAYER, Decoder, lora_shapes
+from loraplex_engine.ops.linear import probe_row_invariance
 from loraplex_engine.ops.lora.replacement import Replacements
 from loraplex_engine.ops.lora.table import LoraTable
+from loraplex_engine.ops.native.build import NativeStatus, native_status
 from loraplex_engine.runner import ModelRunner
 from loraplex_engine.scheduling.advice import Advisor, EngineLoad
 from loraplex_engine.scheduling.budget import StepBudget
@@ -39,6 +42,7 @@ from loraplex_engine.scheduling.limits import Limits
 from loraplex_engine.scheduling.load import LoadReader
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotTable
+from loraplex_engine.weights.source import WeightSource
 from loraplex_engine.wire.messages import CoreReady
 from loraplex_registry.peft.spec import BaseSpec
 
@@ -51,63 +55,72 @@ def build_engine(
     config: EngineConfig,
     build_loader: Callable[[BaseSpec, str], Loader],
     on_progress: Callable[[str], None] = lambda _: None,
+    preparation: Preparation | None = None,
 ) -> Engine:
-    """Load the base, reserve the KV pool and the slots, and join the parts.
+    """Load the base, measure a step, lay out the KV pool and the slots, and join the parts.
 
     Args:
         config: settings of the engine; `base` is the folder of a pulled base.
         build_loader: called with the base's spec and the dtype's name; makes what brings adapters into host memory.
         on_progress: told the name of each stage as it begins, and at the end where the memory went.
+        preparation: of this config, where that was done before torch was there.
 
     Raises:
-        ConfigError: A flag is out of its range or above what the base allows.
-        BaseUnavailableError: There is no base in that folder.
-        BaseUnsupportedError: The base's architecture is not served.
-        StartupError: The machine lacks the memory for these settings.
+        EngineError: As `prepare`; a StartupError too if a measured step does not fit.
     """
-    check_config(config)
+    preparation = preparation or prepare(config)
     torch.set_num_threads(config.cpu_threads or available_cpus())
-    base = open_base(config)
-    plan = _foresee(config, base)
-    # its pages are touched while the weights are read
-    memory = Reservation(plan.kv_bytes) if plan.kv_bytes else None
-    model = load_model(base, on_progress)
-    table = LoraTable(
-        config.max_loras, base.config.num_layers, lora_shapes(base.config), config.max_lora_rank, base.dtype
-    )
+    base, model = preparation.base, preparation.base.config
+    loaded = _load_model(base, on_progress)
+    table = LoraTable(config.max_loras, model.num_layers, lora_shapes(model), config.max_lora_rank, loaded.dtype)
     replacements = Replacements(config.max_loras)
 
-    def build_runner(num_blocks: int, memory: Reservation | None = None) -> ModelRunner:
-        cache = base.build_kv_cache(num_blocks, config.block_size, memory)
-        return ModelRunner(model.decoder, cache, table, replacements, config.block_size, base.config.eos_token_ids)
+    def build_runner(num_blocks: int, memory: Reservation | None) -> ModelRunner:
+        cache = build_kv_cache(
+            model.num_layers, num_blocks, config.block_size, model.num_kv_heads, model.head_dim, loaded.dtype, memory
+        )
+        return ModelRunner(loaded.decoder, cache, table, replacements, config.block_size, model.eos_token_ids)
 
-    if memory is not None:
+    if preparation.memory is not None:
         on_progress("waiting for the memory of the KV cache")
-        memory.wait()
+        preparation.memory.wait()
     on_progress("computing a step at the limits")
-    plan = _settle(config, base, plan, _profile(config, base, build_runner))
-    num_blocks = plan.kv_tokens // config.block_size
-    runner = build_runner(num_blocks, memory)
+    plan = settle(config, preparation, _profile(config, base, build_runner).num_bytes)
+    runner = build_runner(plan.kv_tokens // config.block_size, preparation.memory)
+    facts = _describe(config, base, loaded, plan)
+    budget = StepBudget(calibrate_runner(runner, facts.num_blocks, facts.block_size, facts.max_model_len))
     for line in plan.to_lines(read_process_bytes()):
         on_progress(line)
-    facts = _describe(config, base, model, plan)
-    budget = StepBudget(calibrate_runner(runner, facts.num_blocks, facts.block_size, facts.max_model_len))
-    loader = build_loader(base.spec, base.dtype_name)
-    return _join(config, facts, runner, DeviceBank(table, replacements), loader, budget)
+    return _join(config, facts, runner, DeviceBank(table, replacements), build_loader(base.spec, base.dtype), budget)
 
 
-def _foresee(config: EngineConfig, base: Base) -> MemoryPlan:
-    """What the engine will need: the KV pool too, unless its size depends on what is left after a measured step."""
-    plan = plan_memory(config, base.config, base.dtype.itemsize, is_mapped=base.is_mapped)
-    machine = read_machine_memory()
-    if config.gpu_memory_utilization is None:
-        plan = _add_kv(config, base, plan, choose_kv_bytes(config, plan, machine, 0))
-    plan.check_fits(machine.free_bytes)
-    return plan
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A base's weights in memory, and what was found out about how this machine computes with them."""
+
+    decoder: Decoder
+    dtype: torch.dtype
+    is_row_invariant: bool
+    ops: NativeStatus
 
 
-def _settle(config: EngineConfig, base: Base, plan: MemoryPlan, profile: StepProfile) -> MemoryPlan:
-    """The plan with what a step really needs, and the KV pool whatever sizes it; checked again."""
+def _load_model(base: Base, on_progress: Callable[[str], None]) -> _Loaded:
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[base.dtype]
+    on_progress("preparing the native ops (built once per machine)")
+    ops = native_status()
+    on_progress("reading weights")
+    decoder = Decoder(base.config, WeightSource(base.folder), dtype, "cpu", base.max_model_len)
+    on_progress("checking that rows do not depend on their company")
+    return _Loaded(decoder, dtype, probe_row_invariance(decoder.linears), ops)
+
+
+def _profile(
+    config: EngineConfig, base: Base, build_runner: Callable[[int, Reservation | None], ModelRunner]
+) -> StepProfile:
+    """Run a step at the limits on a cache of its own; warn where it takes so long that the core would seem stuck."""
+    rows = limit_rows(config, base.max_model_len)
+    runner = build_runner(count_blocks(rows, config.block_size), None)
+    profile = profile_step(runner.execute, rows, config.block_size)
     if profile.seconds * _PATIENCE > config.step_timeout_s:
         _log.warning(
             "a step of %d tokens takes %.1f s, and a core that is silent for %.0f s is started again: "
@@ -116,70 +129,30 @@ def _settle(config: EngineConfig, base: Base, plan: MemoryPlan, profile: StepPro
             profile.seconds,
             config.step_timeout_s,
         )
-    plan = replace(plan, step_bytes=profile.num_bytes or plan.step_bytes)
-    machine, held_bytes = read_machine_memory(), plan.fixed_bytes + plan.kv_bytes
-    if config.gpu_memory_utilization is not None:
-        plan = _add_kv(config, base, plan, choose_kv_bytes(config, plan, machine, read_process_bytes()))
-    plan.check_fits(machine.free_bytes + held_bytes)
-    return plan
+    return profile
 
 
-def _add_kv(config: EngineConfig, base: Base, plan: MemoryPlan, budget: int) -> MemoryPlan:
-    block_bytes = base.block_bytes(config.block_size)
-    num_blocks = choose_num_blocks(config, budget, block_bytes, base.max_model_len)
-    return replace(plan, kv_bytes=num_blocks * block_bytes, kv_tokens=num_blocks * config.block_size)
-
-
-def _profile(config: EngineConfig, base: Base, build_runner: Callable[[int], ModelRunner]) -> StepProfile:
-    rows = limit_rows(config, base.max_model_len)
-    runner = build_runner(count_blocks(rows, config.block_size))
-    return profile_step(runner.execute, rows, config.block_size)
-
-
-def _describe(config: EngineConfig, base: Base, model: LoadedModel, plan: MemoryPlan) -> CoreReady:
+def _describe(config: EngineConfig, base: Base, loaded: _Loaded, plan: MemoryPlan) -> CoreReady:
     return CoreReady(
         name=config.served_model_name or base.spec.name,
         fingerprint=base.spec.fingerprint,
         weights_digest=base.spec.weights_digest,
-        max_model_len=fit_max_model_len(config, base.max_model_len, plan.kv_tokens),
+        max_model_len=min(base.max_model_len, plan.kv_tokens),
         vocab_size=base.config.vocab_size,
         eos_token_ids=list(base.config.eos_token_ids),
         num_layers=base.config.num_layers,
         linears_per_layer=LINEARS_PER_LAYER,
-        dtype=base.dtype_name,
+        dtype=base.dtype,
         device="cpu",
-        row_invariant=model.is_row_invariant,
+        row_invariant=loaded.is_row_invariant,
         max_loras=config.max_loras,
         max_lora_rank=config.max_lora_rank,
         num_blocks=plan.kv_tokens // config.block_size,
         block_size=config.block_size,
-        ops=model.ops.form,
-        ops_reason=model.ops.reason,
+        ops=loaded.ops.form,
+        ops_reason=loaded.ops.reason,
         memory=asdict(plan),
     )
-
-
-def fit_max_model_len(config: EngineConfig, wanted: int, capacity: int) -> int:
-    """The longest request that both the base and the KV pool can hold.
-
-    Args:
-        config: settings of the engine.
-        wanted: the base's limit, or the flag's.
-        capacity: tokens that the pool holds.
-
-    Raises:
-        StartupError: The flag asks for more than the pool holds.
-    """
-    if config.max_model_len > capacity:
-        raise StartupError(
-            f"--max-model-len is {config.max_model_len}, but the KV cache holds {capacity} tokens: raise "
-            f"--kv-cache-memory-bytes or lower --max-model-len."
-        )
-    if wanted > capacity:
-        _log.warning(
-            "the KV cache holds %d tokens, so requests may have at most that many (base: %d)", capacity, wanted
-        )
-    return min(wanted, capacity)
 
 
 def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[BaseSpec, str], LoaderProcess]:

@@ -1,74 +1,53 @@
-"""The base of an engine: first its facts, which decide what memory is needed, then its weights.
-
-Knows neither requests nor adapters.
-"""
+"""What the files of a base say before anything of it is read: facts, dtype, sizes. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.errors import BaseUnavailableError, ConfigError
-from loraplex_engine.kv.cache import KVCache, block_bytes, build_kv_cache
-from loraplex_engine.kv.reservation import Reservation
 from loraplex_engine.models.config import ModelConfig, load_config
-from loraplex_engine.models.decoder import Decoder
 from loraplex_engine.models.layout import EMBEDDING
-from loraplex_engine.ops.linear import probe_row_invariance
-from loraplex_engine.ops.native.build import NativeStatus, native_status
-from loraplex_engine.weights.source import WeightSource
+from loraplex_engine.weights.index import TensorEntry, read_index
 from loraplex_registry.peft.spec import BaseSpec
+
+_DTYPE_TO_STORED = {"bfloat16": "BF16", "float32": "F32"}
+_DTYPE_TO_ITEMSIZE = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base whose files were opened and not yet read."""
+    """A base that was looked at and not yet loaded, and how it will be served."""
 
+    folder: Path
     spec: BaseSpec
     config: ModelConfig
-    weights: WeightSource
-    dtype: torch.dtype
+    index: Mapping[str, TensorEntry]
+    dtype: str
+    """`bfloat16` or `float32`."""
     max_model_len: int
 
     @property
-    def dtype_name(self) -> str:
-        """As `--dtype` spells it."""
-        return str(self.dtype).removeprefix("torch.")
+    def itemsize(self) -> int:
+        """Bytes of one number in the dtype."""
+        return _DTYPE_TO_ITEMSIZE[self.dtype]
 
     @property
     def is_mapped(self) -> bool:
         """Whether the embedding is served from the pages of its file, which has the dtype already."""
-        return self.weights.get(f"{EMBEDDING}.weight").dtype is self.dtype
+        return self.index[f"{EMBEDDING}.weight"].dtype == _DTYPE_TO_STORED[self.dtype]
 
     def block_bytes(self, block_size: int) -> int:
-        """Bytes of one KV block."""
+        """Bytes of one KV block over all layers, K and V."""
         model = self.config
-        return block_bytes(model.num_layers, block_size, model.num_kv_heads, model.head_dim, self.dtype)
-
-    def build_kv_cache(self, num_blocks: int, block_size: int, memory: Reservation | None) -> KVCache:
-        """A KV pool of this base; see `kv.cache`."""
-        model = self.config
-        return build_kv_cache(
-            model.num_layers, num_blocks, block_size, model.num_kv_heads, model.head_dim, self.dtype, memory
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A base's weights in memory, and what was found out about how this machine computes with them."""
-
-    decoder: Decoder
-    is_row_invariant: bool
-    ops: NativeStatus
+        return 2 * model.num_layers * block_size * model.num_kv_heads * model.head_dim * self.itemsize
 
 
 def open_base(config: EngineConfig) -> Base:
-    """Read what the base's files say of themselves.
+    """Look at the base of an engine.
 
     Raises:
         BaseUnavailableError: There is no such folder, or it is no base's.
@@ -77,38 +56,28 @@ def open_base(config: EngineConfig) -> Base:
     """
     folder = Path(config.base)
     try:
-        spec, model, weights = load_spec(folder), load_config(folder), WeightSource(folder)
+        spec, model, index = load_spec(folder), load_config(folder), read_index(folder)
     except FileNotFoundError as error:
         raise BaseUnavailableError(f"{folder} is not a base's folder: {error.filename} is missing.") from error
-    dtype = choose_dtype(config.dtype)
     return Base(
+        folder=folder,
         spec=spec,
         config=model,
-        weights=weights,
-        dtype=dtype,
+        index=index,
+        dtype=choose_dtype(config.dtype),
         max_model_len=choose_max_model_len(config, model.max_position_embeddings),
     )
 
 
-def load_model(base: Base, on_progress: Callable[[str], None]) -> LoadedModel:
-    """Pack the weights and try what they are computed with."""
-    on_progress("preparing the native ops (built once per machine)")
-    ops = native_status()
-    on_progress("reading weights")
-    decoder = Decoder(base.config, base.weights, base.dtype, "cpu", base.max_model_len)
-    on_progress("checking that rows do not depend on their company")
-    return LoadedModel(decoder, probe_row_invariance(decoder.linears), ops)
-
-
-def choose_dtype(name: str) -> torch.dtype:
+def choose_dtype(name: str) -> str:
     """`auto` is bfloat16 where the processor computes in it, else float32."""
     if name != "auto":
-        return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+        return name
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return torch.float32
-    return torch.bfloat16 if "avx512_bf16" in flags or "amx_bf16" in flags else torch.float32
+        return "float32"
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
 
 def choose_max_model_len(config: EngineConfig, base_limit: int) -> int:

@@ -10,19 +10,21 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from loraplex_engine.config import CoreLaunch
 from loraplex_engine.core.request import Request
-from loraplex_engine.engine import Engine
 from loraplex_engine.errors import EngineError, RequestError
-from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process
 from loraplex_engine.loop.calls import AdapterCalls
-from loraplex_engine.loop.hooks import Hooks
 from loraplex_engine.loop.machine import read_process_bytes
+from loraplex_engine.loop.preparation import prepare
 from loraplex_engine.wire import messages as wire
+
+if TYPE_CHECKING:
+    from loraplex_engine.engine import Engine
+    from loraplex_engine.loop.hooks import Hooks
 
 _log = logging.getLogger(__name__)
 _MAX_IDLE_MS = 200
@@ -58,10 +60,15 @@ def run_core(launch: CoreLaunch) -> int:
         outbox.send(wire.encode(message))
 
     try:
+        preparation = prepare(launch.config)
+        # imports torch, which takes a second
+        from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process
+
         engine = build_engine(
             launch.config,
             build_loader_process(launch.config, launch.engine_key),
             lambda stage: send(wire.CoreProgress(stage)),
+            preparation,
         )
     except (EngineError, MemoryError, OSError) as error:
         send(wire.CoreFailed(str(error) or type(error).__name__))
