@@ -17,6 +17,7 @@ from loraplex_engine.core.module_group import EMBEDDING_GROUP, HEAD_GROUP, LAYER
 from loraplex_engine.kv.cache import KVCache
 from loraplex_engine.models.adapted import adapt_embedding, adapt_scores, own_gain
 from loraplex_engine.models.config import ModelConfig
+from loraplex_engine.models.fused import begin_pass, fuse, run_layer
 from loraplex_engine.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_path
 from loraplex_engine.models.rope import build_cos_sin
 from loraplex_engine.ops.activation import silu_and_mul
@@ -91,10 +92,8 @@ class DecoderLayer:
         self.linears = {group: reader.read_linear(layer, group) for group in LAYER_GROUPS}
         self.input_norm = reader.read_norm(layer_path(layer, "input_layernorm"))
         self.post_norm = reader.read_norm(layer_path(layer, "post_attention_layernorm"))
-        self.head_norms: tuple[Norm, Norm] | None = None
-        if reader.config.has_qk_norm:
-            q_norm, k_norm = (layer_path(layer, f"self_attn.{name}") for name in ("q_norm", "k_norm"))
-            self.head_norms = (reader.read_norm(q_norm), reader.read_norm(k_norm))
+        names = ("q_norm", "k_norm") if reader.config.has_qk_norm else ()
+        self.head_norms = [reader.read_norm(layer_path(layer, f"self_attn.{name}")) for name in names]
 
 
 class Decoder:
@@ -131,6 +130,8 @@ class Decoder:
         angles = build_cos_sin(config.rope, config.head_dim, max_len or config.max_position_embeddings, dtype)
         self._cos_sin = angles.to(self.device)
         self._scale = config.head_dim**-0.5
+        self.fused = fuse(self.layers, config, dtype, self._scale)
+        """The layers as native objects; None: they are composed of single ops, as `_compute_layer` says."""
 
     @property
     def linears(self) -> list[PackedLinear]:
@@ -146,14 +147,17 @@ class Decoder:
         residual = functional.embedding(inputs.token_ids, self.embedding)
         if inputs.adapters is not None:
             adapt_embedding(residual, inputs.token_ids, inputs.adapters)
-        eps = self.config.rms_norm_eps
-        x = rms_norm(residual, _gain(self.layers[0].input_norm, inputs), eps)
+        x = rms_norm(residual, _gain(self.layers[0].input_norm, inputs), self.config.rms_norm_eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
-        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
-            x = self._attend(index, x, inputs, kv)
-            x = add_rms_norm(x, residual, _gain(layer.post_norm, inputs), eps)
-            x = self._feed_forward(index, x, inputs)
-            x = add_rms_norm(x, residual, _gain(next_norm, inputs), eps)
+        shared = begin_pass(inputs, self._cos_sin) if self.fused is not None else None
+        for index, next_norm in enumerate(next_norms):
+            layer, next_gain = self.layers[index], _gain(next_norm, inputs)
+            if self.fused is None:
+                x = self._compute_layer(index, x, residual, next_gain, inputs, kv)
+                continue
+            gains, head_gains = (_gain(layer.post_norm, inputs), next_gain), _head_gains(layer, inputs)
+            x = run_layer(self.fused[index], shared, x, residual, (kv.k[index], kv.v[index]), gains, head_gains)
+            self.base_gemm_calls += LINEARS_PER_LAYER
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
@@ -168,12 +172,21 @@ class Decoder:
             adapt_scores(scores, hidden, adapters)
         return scores
 
+    def _compute_layer(
+        self, index: int, x: Tensor, residual: Tensor, next_gain: Tensor, inputs: StepInputs, kv: KVCache
+    ) -> Tensor:
+        """One layer by single ops; `run_layer` does the same in one."""
+        eps = self.config.rms_norm_eps
+        x = self._attend(index, x, inputs, kv)
+        x = add_rms_norm(x, residual, _gain(self.layers[index].post_norm, inputs), eps)
+        return add_rms_norm(self._feed_forward(index, x, inputs), residual, next_gain, eps)
+
     def _attend(self, index: int, x: Tensor, inputs: StepInputs, kv: KVCache) -> Tensor:
         config, layer = self.config, self.layers[index]
         k_cache, v_cache = kv.k[index], kv.v[index]
         qkv = self._project(index, "qkv", x, inputs)
-        if layer.head_norms is not None:
-            q_gain, k_gain = (_gain(norm, inputs) for norm in layer.head_norms)
+        if layer.head_norms:
+            q_gain, k_gain = _head_gains(layer, inputs)
             head_rms_norm(qkv, q_gain, k_gain, config.rms_norm_eps, config.num_heads, config.num_kv_heads)
         q = rope_and_store(
             qkv,
@@ -211,3 +224,7 @@ class Decoder:
 
 def _gain(norm: Norm, inputs: StepInputs) -> Tensor:
     return own_gain(norm.path, norm.gain, inputs)
+
+
+def _head_gains(layer: DecoderLayer, inputs: StepInputs) -> list[Tensor]:
+    return [_gain(norm, inputs) for norm in layer.head_norms]

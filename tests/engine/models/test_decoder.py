@@ -119,8 +119,8 @@ def _set_random_adapter(model: PagedModel, slot: int, rank: int) -> Deltas:
         for group, leaves in LAYER_GROUPS.items():
             shape = model.table.shapes[group]
             for index, leaf in enumerate(leaves):
-                a = 0.2 * torch.randn(rank, shape.in_features)
-                b = 0.2 * torch.randn(rank, shape.out_features[index])
+                a = 0.2 * torch.randn(rank, shape.in_features).to(model.table.dtype)
+                b = 0.2 * torch.randn(rank, shape.out_features[index]).to(model.table.dtype)
                 model.table.set_module(slot, layer, group, index, a, b, 0.5)
                 deltas[f"model.layers.{layer}.{folder[group]}.{leaf}.weight"] = 0.5 * (b.T @ a)
     return deltas
@@ -137,3 +137,19 @@ def _merged_base(base: Path, folder: Path, deltas: Deltas) -> Path:
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_layers_have_the_bits_of_single_ops(hf_base: Path, dtype: torch.dtype) -> None:
+    fused, composed = load_paged(hf_base, dtype), load_paged(hf_base, dtype)
+    if fused.decoder.fused is None:
+        pytest.skip("this machine has no native form of every part of a layer")
+    composed.decoder.fused = None
+    outputs = []
+    for model in (fused, composed):
+        _set_random_adapter(model, slot=1, rank=4)
+        plain, adapted = model.start(PROMPT), model.start(OTHER, slot=1)
+        prefill = model.step((plain, 5), (adapted, len(OTHER)))
+        outputs.append([*prefill, *model.step((plain, len(PROMPT) - 5))])
+        assert model.decoder.base_gemm_calls == 2 * 4 * len(model.decoder.layers)
+    assert all(torch.equal(one, other) for one, other in zip(*outputs, strict=True))
