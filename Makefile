@@ -46,9 +46,10 @@ fmt: $(STAMP) ## Format the code and mend what ruff can mend
 
 check: lint test ## lint, then test: what has to pass before a change lands
 
-bench: $(STAMP) ## Measure batching and the ops, some minutes; longer: make bench_lora, bench_slots, bench_loads
+bench: $(STAMP) ## Measure batching, the ops and attention, some minutes; longer: make bench_lora, bench_slots, bench_loads
 	@$(BIN)/python tests/bench/bench_engine.py $(ARGS)
 	@$(BIN)/python tests/bench/bench_ops.py
+	@$(BIN)/python tests/bench/bench_attention.py
 
 bench_%: $(STAMP)
 	@$(BIN)/python tests/bench/$@.py $(ARGS)

@@ -94,6 +94,23 @@ def test_paged_attention_agrees_with_naive(kernels, history, paged, assert_close
 
 
 @dtypes
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 32), (3, 3, 18), (8, 1, 48)])
+@pytest.mark.parametrize("window", [None, 2, 51, 64, 65, 333])
+def test_chunks_that_end_anywhere_agree_with_naive(
+    kernels, history, paged, assert_close, dtype, heads, kv_heads, dim, window
+):
+    chunks = []
+    for length in (1, 2, 63, 64, 65, 127, 130, 1000):
+        past = history(length, heads, kv_heads, dim, dtype)
+        chunks += [
+            (past, begin, length) for begin in {0, length // 2, max(0, length - 33), length - 1} if begin >= length - 90
+        ]
+    batch = paged(chunks, block_size=16)
+    truth = naive.paged_attention(*batch.double(), scale=dim**-0.5, window=window)
+    assert_close(kernels(dtype).paged_attention(*batch.arguments(), dim**-0.5, window), truth)
+
+
+@dtypes
 @pytest.mark.parametrize("block_size", [1, 5, 16, 128])
 def test_paged_attention_serves_any_block_size(kernels, history, paged, assert_close, dtype, block_size):
     chunks = [(history(n, 4, 2, 32, dtype), n - 3, n) for n in (3, 70, 131)]
@@ -121,11 +138,17 @@ def test_paged_attention_shows_what_is_not_finite(kernels, history, paged):
     assert out[3:].isnan().all()
 
 
-def test_native_attention_hides_what_comes_later(native, history, paged):
-    past = history(40, 2, 1, 16, torch.float32)
-    past.k[3, 0, 0] = past.v[4, 0, 0] = torch.nan
-    out = native(torch.float32).paged_attention(*paged([(past, 0, 40)]).arguments(), 0.25, None)
-    assert torch.isfinite(out[:3]).all()
+@dtypes
+@pytest.mark.parametrize("hidden", [4, 5, 70])
+@pytest.mark.parametrize("window", [None, 6, 7])
+def test_native_attention_hides_what_a_row_may_not_see(native, history, paged, dtype, hidden, window):
+    past = history(90, 4, 2, 16, dtype)
+    past.k[hidden, 0, 0] = past.v[hidden, 1, 3] = torch.nan
+    out = native(dtype).paged_attention(*paged([(past, 0, 90)]).arguments(), 0.25, window)
+    is_clean = torch.ones(90, dtype=torch.bool)
+    is_clean[hidden : None if window is None else hidden + window] = False
+    assert torch.isfinite(out[is_clean]).all()
+    assert out[~is_clean].isnan().any(dim=-1).all()
 
 
 POPULARITY = {

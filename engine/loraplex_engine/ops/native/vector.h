@@ -59,14 +59,20 @@ inline Vec load(const bf16* p) {
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
+#ifdef __AVX512BF16__
+inline Halves round_to_halves(Vec v) { return cast<Halves>(_mm512_cvtneps_pbh(cast<__m512>(v))); }
+inline Units round_to_bf16(Vec v) { return __builtin_convertvector(round_to_halves(v), Units); }
+#else
 inline Units round_to_bf16(Vec v) {
   const Units bits = cast<Units>(v);
   const Units rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return v == v ? rounded : splat(0x7fc0u);
 }
+inline Halves round_to_halves(Vec v) { return __builtin_convertvector(round_to_bf16(v), Halves); }
+#endif
 
 inline void store(bf16* p, Vec v) {
-  const Halves h = __builtin_convertvector(round_to_bf16(v), Halves);
+  const Halves h = round_to_halves(v);
   std::memcpy(p, &h, sizeof(h));
 }
 
@@ -240,6 +246,53 @@ inline float max(Vec v) {
   v = max(v, partner<4>(v));
   v = max(v, partner<2>(v));
   return max(v, partner<1>(v))[0];
+}
+
+inline bool is_any_above(Vec v, float bound) {
+#ifdef __AVX512F__
+  return _mm512_cmp_ps_mask(cast<__m512>(v), _mm512_set1_ps(bound), _CMP_GT_OQ) != 0;
+#else
+  return max(v) > bound;
+#endif
+}
+
+// p * 2^n for whole n, exactly 0 where x, which n rounds, is below -126; NaN stays NaN.
+inline Vec scale_by_power(Vec p, Vec n, Vec x) {
+#ifdef __AVX512F__
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(cast<__m512>(x), _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return cast<Vec>(_mm512_maskz_scalef_ps(is_normal, cast<__m512>(p), cast<__m512>(n)));
+#else
+  const Units power = cast<Units>(__builtin_convertvector(n, Mask) + 127) << 23;
+  const Vec result = x == x ? p * cast<Vec>(power) : x;
+  return x < splat(-126.0f) ? Vec{} : result;
+#endif
+}
+
+inline Vec round_to_whole(Vec x) {
+#ifdef __AVX512F__
+  return cast<Vec>(_mm512_roundscale_ps(cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#else
+  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23
+  return (x + magic) - magic;
+#endif
+}
+
+// 2^x for x up to 127: to 2 ulp for float32, to 1e-4 for bfloat16, whose own half ulp is 2e-3; exactly 1 at 0. The
+// polynomials have the least relative error on [-0.5, 0.5] of those that are 1 at 0.
+inline Vec exp2(Vec x, const float*) {
+  const Vec n = round_to_whole(x), r = x - n;
+  Vec p = multiply_add(splat(9.6715126986e-3f), r, splat(1.3264727255e-3f));
+  p = multiply_add(splat(5.5507337437e-2f), p, r);
+  p = multiply_add(splat(2.4022242084e-1f), p, r);
+  p = multiply_add(splat(6.9314697760e-1f), p, r);
+  return scale_by_power(multiply_add(splat(1.0f), p, r), n, x);
+}
+
+inline Vec exp2(Vec x, const bf16*) {
+  const Vec n = round_to_whole(x), r = x - n;
+  Vec p = multiply_add(splat(2.4221096283e-1f), r, splat(5.5008931464e-2f));
+  p = multiply_add(splat(6.9328292745e-1f), p, r);
+  return scale_by_power(multiply_add(splat(1.0f), p, r), n, x);
 }
 
 // exp to 2 ulp in [-87, 88]; below it exactly 0, above it exp(88). NaN stays NaN. Polynomial of Cephes (Moshier).
