@@ -4,7 +4,8 @@
 2. Below that, what prompts may add grows with the work that waits: a sixth of the backlog's seconds, times prompts over
    decoding rows. One short prompt rides along in chunks that hardly widen the gap between tokens; a burst, or a prompt
    of thousands of tokens, gets the whole limit at once.
-3. But never less than half a decode step, so that every prompt moves.
+3. But never less than half a decode step, so that every prompt moves, nor less than what fills a step of 20 ms: at that
+   pace nobody reads along.
 4. When nothing decodes there is nobody to delay, and a step lasts a second at most.
 
 Simulated with measured costs, 16 streams that ask anew at once: a constant share of the step meets either the 95th
@@ -22,7 +23,7 @@ _MARGIN = 0.9
 """Estimates err, and the limit is of what a client sees."""
 _IDLE_LIMIT_S = 1.0
 _BACKLOG_STEPS = 6.0
-_MIN_SHARE = 0.5
+_MIN_SHARE, _MIN_STEP_S = 0.5, 0.020
 _MIN_CHUNK = 8
 """Smaller chunks cost more than they compute; one of this size moves the oldest prompt on in any step."""
 
@@ -50,7 +51,7 @@ class StepBudget:
         limit_s = _MARGIN * max(_MAX_DECODE_STEPS * decode_s, _MIN_LIMIT_S) - decode_s
         backlog_s = sum(self.cost.chunk_s(start, count) for start, count in prompts)
         fair_s = backlog_s / _BACKLOG_STEPS * len(prompts) / len(decode_context_lens)
-        self._left_s = min(limit_s, max(_MIN_SHARE * decode_s, fair_s))
+        self._left_s = min(limit_s, max(_MIN_SHARE * decode_s, _MIN_STEP_S - decode_s, fair_s))
 
     def allow(self, start: int, wanted: int) -> int:
         """Book tokens of a prompt that is computed up to `start`; called oldest first.
