@@ -23,7 +23,17 @@ from pathlib import Path
 
 import torch
 
-SOURCES = ("ops.cpp", "attention.h", "attention_tile.h", "dense.h", "layer.h", "linear.h", "lora.h", "sampling.h", "vector.h")
+SOURCES = (
+    "ops.cpp",
+    "attention.h",
+    "attention_tile.h",
+    "dense.h",
+    "layer.h",
+    "linear.h",
+    "lora.h",
+    "sampling.h",
+    "vector.h",
+)
 FLAGS = (
     "-std=c++20",
     "-O3",
