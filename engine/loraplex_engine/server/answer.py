@@ -69,8 +69,11 @@ class GenerationAnswer:
     async def _stream(self, send: Send) -> None:
         self._generation.max_pending_bytes = MAX_PENDING_BYTES
         async for updates in self._generation.updates():
-            await self._start(send, 200, _STREAM_HEADERS)
-            await self._write(send, b"".join(map(self._render, updates)) or self._build_sign_of_life())
+            if not self._is_started:
+                await self._start(send, 200, _STREAM_HEADERS)
+            data = b"".join(map(self._render, updates)) or self._build_sign_of_life()
+            if data:
+                await self._write(send, data)
         done = await self._generation.settle()
         usage = self._renderer.usage(done) if self._options.includes_usage else b""
         await self._write(send, usage + self._done_event(done) + _event(b"[DONE]"), is_last=True)
@@ -110,8 +113,6 @@ class GenerationAnswer:
     async def _start(
         self, send: Send, status: int, headers: Sequence[tuple[str, str]], length: int | None = None
     ) -> None:
-        if self._is_started:
-            return
         self._is_started = True
         spec = self._generation.spec
         every = [*headers, ("x-request-id", spec.request_id), (private.DIGEST, spec.digest or private.BASE_DIGEST)]
@@ -122,8 +123,6 @@ class GenerationAnswer:
 
     async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         """Send bytes, as fast as the client takes them; one that takes none is cut off by the protocol."""
-        if not data and not is_last:
-            return
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self._written_at = asyncio.get_running_loop().time()
 

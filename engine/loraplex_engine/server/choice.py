@@ -93,11 +93,6 @@ class Choice:
         """Whether the text came to its own end."""
         return self.finish in ("stop", "length")
 
-    @property
-    def is_taken(self) -> bool:
-        """Whether everything was taken, the reason of the end too."""
-        return self._is_finish_taken
-
     def _read(self, event: TokenEvent) -> None:
         for position, token_id in enumerate(event.token_ids):
             self.num_tokens += 1

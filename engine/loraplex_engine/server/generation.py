@@ -103,12 +103,15 @@ class Generation:
         Raises:
             EngineError: The request failed or was cancelled; nothing more comes.
         """
-        while not all(choice.is_taken for choice in self._choices):
+        num_open = len(self._choices)
+        while num_open:
             await self._wake.wait()
             self._wake.clear()
             if self.error is not None:
                 raise self.error
-            yield [update for choice in self._choices if (update := choice.take())]
+            updates = [update for choice in self._choices if (update := choice.take())]
+            num_open -= sum(update.finish is not None for update in updates)
+            yield updates
 
     async def settle(self) -> RequestDone:
         """Wait until the core has let go of every choice (bounded) and return what the request cost."""
@@ -153,20 +156,27 @@ class Generation:
         choice = self._id_to_choice[event.request_id]
         if choice.feed(event):
             self._core.abort(event.request_id, "stop")
+        self._wake.set()
+        if self._is_reader_slow(choice):
+            self.fail(ClientGoneError("The client reads too slowly; the request was aborted."))
+        if choice.finish is not None:
+            self._note_end(choice, event)
+
+    def _note_end(self, choice: Choice, event: TokenEvent) -> None:
+        """Draw the consequences of an event of a choice that has ended."""
         if event.finish in ("error", "abort") and self.error is None and choice.finish == event.finish:
             self.fail(build_error(event.error) if event.error else ReplicaFailedError())
-        elif self._is_reader_slow():
-            self.fail(ClientGoneError("The client reads too slowly; the request was aborted."))
-        self._wake.set()
         if all(choice.is_closed for choice in self._choices):
             self._close()
         elif all(choice.is_complete for choice in self._choices):
             self._end_soon()
 
-    def _is_reader_slow(self) -> bool:
-        if self.max_pending_bytes is None:
+    def _is_reader_slow(self, latest: Choice) -> bool:
+        limit = self.max_pending_bytes
+        # most events need no sum: while each choice keeps to its share, so do all
+        if limit is None or latest.pending_bytes * len(self._choices) <= limit:
             return False
-        return sum(choice.pending_bytes for choice in self._choices) > self.max_pending_bytes
+        return sum(choice.pending_bytes for choice in self._choices) > limit
 
     def _let_go(self) -> None:
         """Abort what still runs, once, and close by force if the core does not answer."""
