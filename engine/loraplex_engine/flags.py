@@ -63,15 +63,15 @@ FLAGS = (
 )
 LATER = (
     Later("seed", "0", "Each request is seeded by its own `seed`; one for the whole engine is not built yet."),
-    Later("kv-cache-dtype", "auto", "The KV cache has the model's dtype; another one is not built yet."),
-    Later("quantization", "none", "Quantised weights are not built yet."),
+    Later("kv-cache-dtype", "auto", "The KV cache has the dtype of the model; fp8 and others are not built yet."),
+    Later("quantization", "none", "Quantised weights are not built yet; a base is served in bfloat16 or float32."),
     Later("tensor-parallel-size", "1", "Splitting the base over cards is not built yet."),
     Later("attention-backend", "auto", "There is one attention kernel; choosing another is not built yet."),
 )
 PREFIX_CACHING = "enable-prefix-caching"
 SWITCHES = (
     Later("enable-chunked-prefill", "1", "Prefill is always chunked; switching that off is not built yet."),
-    Later("enforce-eager", "1", "There are no captured graphs; every step is eager."),
+    Later("enforce-eager", "1", "There are no CUDA graphs yet; every step is eager."),
 )
 
 

@@ -50,7 +50,7 @@ def open_base(config: EngineConfig) -> Base:
     """Look at the base of an engine.
 
     Raises:
-        BaseUnavailableError: There is no such folder, or it is no base's.
+        BaseUnavailableError: There is no such folder, or its files are not those that were pulled.
         BaseUnsupportedError: Its architecture is not served, or its files are not whole.
         ConfigError: A flag asks for more than the base has.
     """

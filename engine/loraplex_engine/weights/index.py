@@ -83,15 +83,20 @@ def _parse_header(file: Path, text: bytes) -> dict[str, Any]:
         header = json.loads(text)
     except ValueError:
         raise BaseUnsupportedError(f"The header of {file} is not JSON.") from None
+    if not isinstance(header, dict):
+        raise BaseUnsupportedError(f"The header of {file} is not a JSON object.")
     header.pop("__metadata__", None)
-    return dict(header)
+    return header
 
 
 def _entry(file: Path, name: str, item: dict[str, Any], data_start: int, size: int) -> TensorEntry:
-    dtype, shape, (begin, end) = item["dtype"], tuple(item["shape"]), item["data_offsets"]
+    try:
+        dtype, shape, (begin, end) = item["dtype"], tuple(map(int, item["shape"])), map(int, item["data_offsets"])
+    except (KeyError, TypeError, ValueError):
+        raise BaseUnsupportedError(f"The header of {file} does not say where the tensor {name} lies.") from None
     if dtype not in ITEM_BYTES:
         raise BaseUnsupportedError(f"The tensor {name} is {dtype}; served are {', '.join(ITEM_BYTES)}.")
-    if end - begin != prod(shape) * ITEM_BYTES[dtype] or data_start + end > size:
+    if begin < 0 or end - begin != prod(shape) * ITEM_BYTES[dtype] or data_start + end > size:
         raise BaseUnsupportedError(f"{file} is cut short: the tensor {name} does not fit.")
     return TensorEntry(name, dtype, shape, file, data_start + begin, data_start + end)
 

@@ -82,9 +82,16 @@ def test_a_flag_wins_over_the_environment() -> None:
     assert parse().max_loras == EngineConfig(base="", cache_dir="").max_loras
 
 
+def test_a_share_of_the_memory_arrives_from_flag_and_environment() -> None:
+    assert parse().gpu_memory_utilization is None
+    assert parse("--gpu-memory-utilization", "0.5").gpu_memory_utilization == 0.5
+    assert parse(engine_gpu_memory_utilization="0.90").gpu_memory_utilization == 0.9
+
+
 def test_durations_and_urls_arrive() -> None:
-    config = parse("--adapter-load-timeout", "2.5", "--registry-url", "http://127.0.0.1:1/")
-    assert (config.adapter_load_timeout_s, config.registry_url) == (2.5, "http://127.0.0.1:1")
+    config = parse("--adapter-load-timeout", "2.5", "--step-timeout", "9", "--registry-url", "http://127.0.0.1:1/")
+    assert (config.adapter_load_timeout_s, config.step_timeout_s) == (2.5, 9)
+    assert config.registry_url == "http://127.0.0.1:1"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +105,9 @@ def test_durations_and_urls_arrive() -> None:
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype"),
         (["--attention-backend", "flash"], "--attention-backend"),
         (["--no-enable-chunked-prefill"], "--enable-chunked-prefill"),
+        (["--no-enforce-eager"], "--enforce-eager.*CUDA graphs"),
         (["--device", "cuda"], "--device"),
+        (["--gpu-memory-utilization", "0.9", "--kv-cache-memory-bytes", "1000000"], "give one of them"),
     ],
 )
 def test_what_is_not_built_is_refused_by_flag(flags: list[str], named: str) -> None:

@@ -85,6 +85,24 @@ def test_a_cut_file_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
             read_index(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b'{"a": {"dtype": "F32", "shape": [1]}}',
+        b'{"a": {"dtype": "F32", "shape": 1, "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": "none"}}',
+        b'{"a": 5}',
+        b"{",
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(header: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(BaseUnsupportedError, match=r"model\.safetensors"):
+        read_index(tmp_path)
+
+
 def test_a_missing_shard_is_named(tiny_llama: Path, tmp_path: Path) -> None:
     folder = shard(tiny_llama, tmp_path / "sharded")
     (folder / "model-00002-of-00002.safetensors").unlink()
