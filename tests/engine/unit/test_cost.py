@@ -24,6 +24,16 @@ def test_no_measurement_moves_the_estimate_beyond_a_factor_of_eight(
     assert expected_s / 8.001 <= cost.step_s(rows, prompts) <= 8.001 * expected_s
 
 
+@pytest.mark.parametrize(("seconds", "ratio"), [(1e9, 8.0), (1e-9, 1 / 8)])
+def test_lasting_nonsense_stops_at_a_factor_of_eight(seconds: float, ratio: float) -> None:
+    cost, prior = StepCost(), StepCost()
+    for _ in range(200):
+        cost.observe([100], [], seconds)
+        cost.observe([], [(0, 100)], seconds)
+    assert cost.decode_s([100]) == pytest.approx(ratio * prior.decode_s([100]))
+    assert cost.chunk_s(0, 100) == pytest.approx(ratio * prior.chunk_s(0, 100))
+
+
 @given(st.integers(0, 100_000), st.floats(-1.0, 100.0), st.floats(0.1, 10.0))
 def test_fit_is_the_largest_chunk_that_fits(start: int, limit_s: float, speed: float) -> None:
     cost = StepCost()
