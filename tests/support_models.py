@@ -59,10 +59,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-rope-yarn": ("llama", {"rope_parameters": _YARN, "head_dim": 20}),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral-sliding": ("mistral", {"sliding_window": 5}),
+    "mistral-tied": ("mistral", {"tie_word_embeddings": True, "sliding_window": 9, "head_dim": 16}),
     "qwen2": ("qwen2", {"num_key_value_heads": 1, "num_attention_heads": 8, "hidden_size": 80}),
     "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-rope-yarn": ("qwen2", {"rope_parameters": _YARN}),
     "qwen3": ("qwen3", {"head_dim": 20}),
+    "qwen3-tied": ("qwen3", {"head_dim": 20, "tie_word_embeddings": True, "rope_parameters": _LINEAR}),
+    "qwen3-sliding": (
+        "qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+    ),
     "qwen3-biases": ("qwen3", {"head_dim": 16, "attention_bias": True}),
 }
 """Name to model type and config: grouped queries 1, 3 and 8, widths off the multiples of 16, a vocabulary of 331."""

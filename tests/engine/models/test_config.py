@@ -38,6 +38,15 @@ def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], named: s
         ModelConfig.from_hf({**tiny_llama_config(), **changes})
 
 
+def test_a_refusal_lists_all_that_is_served() -> None:
+    with pytest.raises(BaseUnsupportedError) as refused:
+        ModelConfig.from_hf({**tiny_llama_config(), "architectures": ["FalconForCausalLM"]})
+    assert str(refused.value) == (
+        "The architecture FalconForCausalLM is not served; served are LlamaForCausalLM, MistralForCausalLM, "
+        "Qwen2ForCausalLM, Qwen3ForCausalLM."
+    )
+
+
 def test_head_dim_is_derived_where_the_config_does_not_say() -> None:
     config = ModelConfig.from_hf({**tiny_llama_config(), "head_dim": None})
     assert config.head_dim == 72 // 6

@@ -11,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from loraplex_engine.config import EngineConfig
 from loraplex_engine.errors import BaseUnsupportedError
+from loraplex_engine.loop.memory import plan_memory
+from loraplex_engine.models.config import load_config
 from loraplex_engine.weights.index import hash_tensors, read_index
 from loraplex_engine.weights.source import WeightSource
 from support import tiny_llama_config, write_base
@@ -75,6 +78,44 @@ def test_reading_makes_no_anonymous_copy(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _MEMORY_PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) < 4 << 10, "32 MiB were read; less than 4 may be ours"
+
+
+_DECODER_PROGRAM = """
+import ctypes, sys, torch
+from pathlib import Path
+from loraplex_engine.models.config import load_config
+from loraplex_engine.models.decoder import Decoder
+from loraplex_engine.weights.source import WeightSource
+def resident():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return [int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssFile"))]
+torch.set_num_threads(1)
+folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
+config = load_config(folder)
+torch.ones(8, 8) @ torch.ones(8, 8)
+anon, file = resident()
+decoder = Decoder(config, WeightSource(folder), dtype)
+# what the allocator keeps of buffers that were given back
+ctypes.CDLL(None).malloc_trim(0)
+print(*(now - before for now, before in zip(resident(), (anon, file))))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.parametrize(("is_tied", "dtype"), [(True, "float32"), (False, "bfloat16")])
+def test_weights_are_held_once(tmp_path: Path, is_tied: bool, dtype: str) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4, "vocab_size": 8192, "head_dim": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
+    base = write_base(tmp_path, tiny_llama_config(**sizes, **heads, tie_word_embeddings=is_tied))
+    config = load_config(base)
+    itemsize = 4 if dtype == "float32" else 2
+    plan = plan_memory(EngineConfig(base="", cache_dir=""), config, itemsize, is_mapped=dtype == "float32")
+    command = [sys.executable, "-c", _DECODER_PROGRAM, str(base), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours, files = map(int, done.stdout.split())
+    slack = 8 << 20
+    assert plan.fixed_bytes * 0.9 < ours < plan.fixed_bytes * 1.1 + slack, "packed once, and what is foreseen"
+    assert files < slack, "the pages of what was packed are given back"
 
 
 def test_a_cut_file_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
