@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loraplex_engine.models.decoder import DecoderLayer
 
 _OPS: Any = torch.ops.loraplex
-_CLASSES: Any = torch.classes.loraplex  # type: ignore[attr-defined]
+_CLASSES: Any = torch.classes.loraplex
 
 
 def fuse(layers: Sequence[DecoderLayer], config: ModelConfig, dtype: torch.dtype, scale: float) -> list[Any] | None:
