@@ -52,7 +52,7 @@ class Choice:
         self._logprobs = None if writer is None else LogprobQueue(writer)
         # characters of the answer: read from tokens, and given out
         self._num_read = self._num_given = 0
-        self._is_finish_taken = False
+        self._is_finish_taken = self._is_mute = False
 
     def feed(self, event: TokenEvent) -> bool:
         """Take one event; say whether a stop string ended the text while the core goes on."""
@@ -77,6 +77,11 @@ class Choice:
             self.num_tokens = stats.completion_tokens if stats else self.num_tokens
             if self._logprobs is not None:
                 self._give(self._logprobs.flush())
+
+    def mute(self) -> None:
+        """Give out no text any more, since nobody will take it; tokens are still counted."""
+        self._is_mute, self._logprobs = True, None
+        self._pending, self._entries, self.pending_bytes = [], [], 0
 
     def take(self) -> Update | None:
         """Return what is new since the last call, or None."""
@@ -114,7 +119,7 @@ class Choice:
             self.finish = "stop"
 
     def _append(self, text: str) -> None:
-        if not text or self.finish is not None:
+        if not text or self.finish is not None or self._is_mute:
             return
         self._pending.append(text)
         self.pending_bytes += len(text) + _PIECE_BYTES

@@ -73,6 +73,8 @@ class Generation:
         self._closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._is_ending = False
+        # what the choices have that was not taken
+        self._pending_bytes = 0
         self._choices = [
             Choice(
                 index, request, Detokenizer(table, strips_leading_space=not spec.continues_prompt), spec.stops, writer
@@ -110,6 +112,7 @@ class Generation:
             if self.error is not None:
                 raise self.error
             updates = [update for choice in self._choices if (update := choice.take())]
+            self._pending_bytes = 0
             num_open -= sum(update.finish is not None for update in updates)
             yield updates
 
@@ -122,6 +125,8 @@ class Generation:
         """End the request with an error, unless its text is complete; the core frees what is left of it."""
         if self.error is None and not all(choice.is_complete for choice in self._choices):
             self.error = error
+            for choice in self._choices:
+                choice.mute()
             self._wake.set()
         self._let_go()
 
@@ -154,10 +159,12 @@ class Generation:
     def _receive(self, event: TokenEvent) -> None:
         """Take one event of the core; a stop string ends that choice, an error ends all."""
         choice = self._id_to_choice[event.request_id]
+        before = choice.pending_bytes
         if choice.feed(event):
             self._core.abort(event.request_id, "stop")
+        self._pending_bytes += choice.pending_bytes - before
         self._wake.set()
-        if self._is_reader_slow(choice):
+        if self.max_pending_bytes is not None and self._pending_bytes > self.max_pending_bytes:
             self.fail(ClientGoneError("The client reads too slowly; the request was aborted."))
         if choice.finish is not None:
             self._note_end(choice, event)
@@ -170,13 +177,6 @@ class Generation:
             self._close()
         elif all(choice.is_complete for choice in self._choices):
             self._end_soon()
-
-    def _is_reader_slow(self, latest: Choice) -> bool:
-        limit = self.max_pending_bytes
-        # most events need no sum: while each choice keeps to its share, so do all
-        if limit is None or latest.pending_bytes * len(self._choices) <= limit:
-            return False
-        return sum(choice.pending_bytes for choice in self._choices) > limit
 
     def _let_go(self) -> None:
         """Abort what still runs, once, and close by force if the core does not answer."""

@@ -12,8 +12,9 @@ from loraplex_engine.errors import ClientGoneError, ReplicaFailedError
 from loraplex_engine.server import generation as module
 from loraplex_engine.server.detokenizer import TokenTable
 from loraplex_engine.server.generation import Generation, GenerationSpec
+from loraplex_engine.server.logprob import CompletionLogprobs
 from loraplex_engine.wire.done import RequestDone
-from loraplex_engine.wire.messages import AddRequest, RequestStats, SamplingParams, TokenEvent
+from loraplex_engine.wire.messages import AddRequest, RequestStats, SamplingParams, TokenEvent, TokenLogprobs
 
 TABLE = TokenTable({index: bytes([index]) for index in range(128)}, has_leading_space=False)
 
@@ -29,9 +30,9 @@ class ListCore:
     def abort(self, request_id: str, reason: str) -> None:
         self.aborted.append((request_id, reason))
 
-    def say(self, request_id: str, text: str, finish: str | None = None) -> None:
+    def say(self, request_id: str, text: str, finish: str | None = None, **fields: Any) -> None:
         stats = RequestStats(1, 0, 50, 0.0, 0.1, 0.0, 0.0, 0) if finish else None
-        self.sinks[request_id](TokenEvent(request_id, list(text.encode()), finish, None, stats))
+        self.sinks[request_id](TokenEvent(request_id, list(text.encode()), finish, None, stats, **fields))
 
 
 def build(core: ListCore, **changes: Any) -> tuple[Generation, list[RequestDone]]:
@@ -46,7 +47,8 @@ def build(core: ListCore, **changes: Any) -> tuple[Generation, list[RequestDone]
         "deadline_s": 60.0,
         "continues_prompt": True,
     }
-    generation, closed = Generation(core, GenerationSpec(**fields | changes), TABLE), []
+    writer = changes.pop("writer", None)
+    generation, closed = Generation(core, GenerationSpec(**fields | changes), TABLE, writer), []
     generation.on_closed = closed.append
     generation.start()
     return generation, closed
@@ -100,6 +102,25 @@ async def test_text_that_nobody_takes_is_bounded() -> None:
     core.say("r-0", "x")
     assert isinstance(generation.error, ClientGoneError)
     assert core.aborted == [("r-0", "abort")]
+
+
+async def test_log_probabilities_that_nobody_takes_count_too() -> None:
+    core = ListCore()
+    generation, _ = build(core, writer=CompletionLogprobs())
+    generation.max_pending_bytes = 2 * (64 + 1)
+    core.say("r-0", "x", logprobs=[TokenLogprobs(-1.0)])
+    assert isinstance(generation.error, ClientGoneError)
+
+
+async def test_choices_share_one_bound() -> None:
+    core = ListCore()
+    generation, _ = build(core, n=2)
+    generation.max_pending_bytes = 6 * (64 + 1)
+    core.say("r-0", "xxxx")
+    core.say("r-1", "xx")
+    assert generation.error is None
+    core.say("r-1", "x")
+    assert isinstance(generation.error, ClientGoneError)
 
 
 async def test_cancelling_what_has_ended_does_nothing() -> None:

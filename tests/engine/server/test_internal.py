@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from loraplex_engine.server import app
 from loraplex_engine.server.request_log import MAX_KEPT, RequestLog
 from loraplex_engine.wire import messages as wire
 from loraplex_engine.wire.client import EngineClient, Events, ReplicaFailedError, UnreachableError
@@ -145,6 +146,25 @@ async def test_draining_refuses_new_requests_and_waits_for_the_open_ones(rig: Ri
     assert await client.is_ready() is False
     assert ((await drained).status_code, (await drained).json()) == (200, {"open_requests": 0})
     assert (await open_one).status_code == 200
+
+
+async def test_draining_twice_is_draining_once_and_the_wait_is_bounded(
+    rig: Rig, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "DRAIN_TIMEOUT_S", 0.1)
+    rig.core.hangs_after = 2
+    open_one = asyncio.create_task(rig.post(PATH, CHAT | {"stream": True}))
+    await until(lambda: rig.core.num_running == 1)
+    for _ in range(2):
+        answer = await client.call("POST", "/internal/drain")
+        assert (answer.status_code, answer.json()) == (202, {"open_requests": 1})
+    state = await client.state()
+    assert (state["is_draining"], state["is_ready"], state["open_requests"]) == (True, False, 1)
+    assert (await rig.http.get("/readyz")).json()["error"]["code"] == "draining"
+    await client.abort(rig.core.added[0].request_id.removesuffix("-0"))
+    assert (await open_one).status_code == 200
+    answer = await client.call("POST", "/internal/drain")
+    assert (answer.status_code, answer.json()) == (200, {"open_requests": 0})
 
 
 async def test_the_client_tells_no_connection_from_a_lost_one(tmp_path: Path) -> None:
