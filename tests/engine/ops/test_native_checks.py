@@ -109,9 +109,17 @@ def test_sampling_refuses_ids_outside_the_vocabulary_and_lists_that_do_not_fit(n
             choose(logits, [SamplingRow(), SamplingRow(edit_ids=ids, edit_values=torch.zeros(2))])
         with pytest.raises(RuntimeError, match="outside"):
             choose(logits, [SamplingRow(seen_ids=ids, seen_counts=torch.zeros(2)), SamplingRow()])
-    with pytest.raises(RuntimeError, match="one value per id"):
+    with pytest.raises(RuntimeError, match="must have one value per id"):
         choose(logits, [SamplingRow(edit_ids=torch.tensor([0]), edit_values=torch.zeros(2)), SamplingRow()])
     with pytest.raises(RuntimeError, match="entries"):
         choose(logits, [SamplingRow()])
     with pytest.raises(RuntimeError, match="no columns"):
         native(F32).choose_greedy(torch.empty(2, 0))
+
+
+@pytest.mark.parametrize(
+    "field", [{"temperature": float("nan")}, {"temperature": -1.0}, {"top_p": -0.1}, {"min_p": 1.1}, {"number": 1.0}]
+)
+def test_sampling_refuses_settings_that_leave_no_token(native, field):
+    with pytest.raises(RuntimeError, match="row 1 is out of range"):
+        native(F32).choose_tokens(torch.zeros(2, 50), [SamplingRow(), SamplingRow(**field)])

@@ -364,43 +364,40 @@ Tensor choose_greedy(const Tensor& logits) {
   return token_ids;
 }
 
-// What a row does to its own scores; nothing where there are no lists.
-void set_changes(at::TensorList ids, at::TensorList values, const char* name, size_t row, int64_t vocab_size,
-                 const int64_t*& row_ids, const float*& row_values, int64_t& count) {
-  if (ids.empty()) return;
-  check(ids[row], name, at::kLong, 1);
-  check(values[row], name, at::kFloat, 1);
-  TORCH_CHECK(ids[row].size(0) == values[row].size(0), name, ": one value per id");
-  check_below(ids[row], vocab_size, name);
-  row_ids = data<int64_t>(ids[row]);
-  row_values = data<float>(values[row]);
-  count = ids[row].size(0);
+// Row i of two lists with one tensor per row; nothing where there are no lists.
+Changes read_changes(at::TensorList ids, at::TensorList values, size_t i, int64_t vocab_size, const char* name) {
+  if (ids.empty()) return {};
+  check(ids[i], name, at::kLong, 1);
+  check(values[i], name, at::kFloat, 1);
+  TORCH_CHECK(ids[i].size(0) == values[i].size(0), name, " must have one value per id");
+  check_below(ids[i], vocab_size, name);
+  return {data<int64_t>(ids[i]), data<float>(values[i]), ids[i].size(0)};
 }
 
-// settings: of each row, as listed below.
 std::vector<RowSettings> read_settings(at::ArrayRef<double> settings, at::TensorList edit_ids,
                                        at::TensorList edit_values, at::TensorList seen_ids,
-                                       at::TensorList seen_counts, int64_t num_rows, int64_t vocab_size) {
+                                       at::TensorList seen_counts, size_t num_rows, int64_t vocab_size) {
   constexpr size_t kFields = 9;
   TORCH_CHECK(settings.size() == num_rows * kFields, "settings has ", settings.size(), " entries");
-  for (const auto& lists : {edit_ids, edit_values, seen_ids, seen_counts})
-    TORCH_CHECK(lists.empty() || int64_t(lists.size()) == num_rows, "one list per row, or none");
-  TORCH_CHECK(edit_ids.size() == edit_values.size() && seen_ids.size() == seen_counts.size(), "one value per id");
-  std::vector<RowSettings> rows(num_rows);
-  for (int64_t i = 0; i < num_rows; ++i) {
-    const double* of = settings.data() + i * kFields;
-    RowSettings& row = rows[i] = {};
-    row.temperature = of[0];
-    row.top_k = int64_t(std::min(of[1], double(vocab_size)));
-    row.top_p = of[2];
-    row.min_p = of[3];
-    row.presence = float(of[4]);
-    row.frequency = float(of[5]);
-    row.repetition = float(of[6]);
-    row.number = of[7];
-    row.num_top = int64_t(std::min(of[8], double(vocab_size)));
-    set_changes(edit_ids, edit_values, "edits", i, vocab_size, row.edit_ids, row.edit_values, row.num_edits);
-    set_changes(seen_ids, seen_counts, "seen", i, vocab_size, row.seen_ids, row.seen_counts, row.num_seen);
+  for (const auto& list : {edit_ids, edit_values, seen_ids, seen_counts})
+    TORCH_CHECK(list.empty() || list.size() == num_rows, "a list must have one tensor per row, or none");
+  TORCH_CHECK(edit_ids.size() == edit_values.size() && seen_ids.size() == seen_counts.size(), "ids without values");
+  std::vector<RowSettings> rows;
+  for (size_t i = 0; i < num_rows; ++i) {
+    const double* row = settings.data() + i * kFields;
+    TORCH_CHECK(row[0] >= 0 && row[0] <= 1e30 && row[2] >= 0 && row[3] <= 1 && row[7] >= 0 && row[7] < 1,
+                "temperature, top_p, min_p or number of row ", i, " is out of range");
+    rows.push_back({.temperature = row[0],
+                    .top_p = row[2],
+                    .min_p = row[3],
+                    .number = row[7],
+                    .presence = float(row[4]),
+                    .frequency = float(row[5]),
+                    .repetition = float(row[6]),
+                    .top_k = int64_t(std::min(row[1], double(vocab_size))),
+                    .num_top = int64_t(std::min(row[8], double(vocab_size))),
+                    .edits = read_changes(edit_ids, edit_values, i, vocab_size, "edits"),
+                    .seen = read_changes(seen_ids, seen_counts, i, vocab_size, "seen")});
   }
   return rows;
 }

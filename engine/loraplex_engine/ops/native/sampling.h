@@ -92,25 +92,31 @@ inline void widen_row(const T* x, int64_t n, float* z) {
   for (int64_t i = 0; i < n; i += kLanes) store(z + i, load_scores(x + i, n - i));
 }
 
+// Tokens whose scores a row changes, with a number for each.
+struct Changes {
+  const int64_t* ids = nullptr;
+  const float* values = nullptr;
+  int64_t count = 0;
+};
+
 struct RowSettings {
   double temperature, top_p, min_p, number;
   float presence, frequency, repetition;
   int64_t top_k, num_top;  // 0: all; below 0: no log-probabilities
-  const int64_t *edit_ids, *seen_ids;
-  const float *edit_values, *seen_counts;
-  int64_t num_edits, num_seen;
+  Changes edits, seen;     // added to the scores; penalised by how often each is in the output
 
   bool is_ordered() const { return top_k > 0 || top_p < 1; }
-  bool is_edited() const { return num_edits + num_seen > 0; }
+  bool is_edited() const { return edits.count + seen.count > 0; }
 };
 
 inline void edit_row(const RowSettings& row, float* z) {
-  for (int64_t i = 0; i < row.num_edits; ++i) z[row.edit_ids[i]] += row.edit_values[i];
-  for (int64_t i = 0; i < row.num_seen; ++i) {
-    float& score = z[row.seen_ids[i]];
+  for (int64_t i = 0; i < row.edits.count; ++i) z[row.edits.ids[i]] += row.edits.values[i];
+  for (int64_t i = 0; i < row.seen.count; ++i) {
+    const float times = row.seen.values[i];
+    float& score = z[row.seen.ids[i]];
     score = score > 0 ? score / row.repetition : score * row.repetition;
-    score -= row.frequency * row.seen_counts[i];
-    if (row.seen_counts[i] > 0) score -= row.presence;
+    score -= row.frequency * times;
+    if (times > 0) score -= row.presence;
   }
 }
 
@@ -269,7 +275,7 @@ struct SamplingScratch {
   }
 };
 
-// The float32 scores that are at least `bound`, itself rarely one.
+// The least float32 that is not below `bound`.
 inline float round_up(double bound) {
   const float rounded = float(bound);
   return rounded < bound ? std::nextafter(rounded, kInfinity) : rounded;
@@ -339,7 +345,8 @@ inline double mass_until(const Candidates& from, const Place& place) {
 inline int64_t draw_by_rank(int64_t n, float best, double total, const RowSettings& row, SamplingScratch& s) {
   // tokens under this have less mass together than top_p leaves out, by a margin for rounding
   const double tail = 0.5 * (1 - row.top_p) * total / double(n);
-  gather(n, row.top_k > 0 ? -kInfinity : float(best + row.temperature * std::log(tail)), s);
+  const float bound = std::nextafter(float(best + row.temperature * std::log(tail)), -kInfinity);
+  gather(n, row.top_k > 0 ? -kInfinity : bound, s);
   const Candidates& all = s.candidates;
   Place cut{-kInfinity, 0, n, 0};
   double mass = total;
