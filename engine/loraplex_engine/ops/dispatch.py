@@ -100,10 +100,12 @@ def _cuda_kernels() -> Kernels:
     if importlib.util.find_spec("triton") is None:
         return _torch_kernels()
     from loraplex_engine.ops.lora import triton_form
+    from loraplex_engine.ops.triton import attention
 
     return replace(
         _torch_kernels(),
         name="triton",
+        paged_attention=attention.paged_attention,
         lora_shrink=triton_form.lora_shrink,
         lora_expand=triton_form.lora_expand,
         lora_add=triton_form.lora_add,

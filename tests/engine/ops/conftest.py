@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,9 +14,10 @@ from loraplex_engine.core.module_group import EMBEDDING_GROUP, GROUPS
 from loraplex_engine.ops.dispatch import Kernels, select_kernels
 from loraplex_engine.ops.lora.table import GroupShape, LoraModule, LoraTable
 from loraplex_engine.ops.native.build import native_status
+from support_attention import History, PagedBatch, make_history, page
 
 # largest error over largest true value
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1.5e-2}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -65,66 +65,6 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
         assert error.item() <= TOLERANCE[result.dtype]
 
     return check
-
-
-@dataclass(frozen=True)
-class History:
-    """One request's keys, values and queries for every position."""
-
-    q: Tensor  # [n, H * D]
-    k: Tensor  # [n, G, D]
-    v: Tensor
-
-
-@dataclass(frozen=True)
-class PagedBatch:
-    """Arguments of `paged_attention`."""
-
-    q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    block_tables: Tensor
-    query_start: Tensor
-    context_len: Tensor
-
-    def arguments(self) -> tuple[Tensor, ...]:
-        return self.q, self.k_cache, self.v_cache, self.block_tables, self.query_start, self.context_len
-
-    def double(self) -> tuple[Tensor, ...]:
-        wide = (self.q.double(), self.k_cache.double(), self.v_cache.double())
-        return *wide, self.block_tables, self.query_start, self.context_len
-
-
-def make_history(length: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> History:
-    return History(
-        torch.randn(length, heads * dim).to(dtype),
-        torch.randn(length, kv_heads, dim).to(dtype),
-        torch.randn(length, kv_heads, dim).to(dtype),
-    )
-
-
-def page(chunks: list[tuple[History, int, int]], block_size: int = 16) -> PagedBatch:
-    """Lay (history, first row, end) out in shuffled blocks; at and past the end there is NaN, or no block at all."""
-    num_blocks = [math.ceil(end / block_size) for _, _, end in chunks]
-    total = sum(num_blocks) + 5
-    ids = torch.randperm(total).split([*num_blocks, 5])
-    shape = (total, block_size, *chunks[0][0].k.shape[1:])
-    k_cache, v_cache = (torch.full(shape, torch.nan, dtype=chunks[0][0].k.dtype) for _ in range(2))
-    tables = torch.full((len(chunks), max(num_blocks) + 2), -1, dtype=torch.int32)
-    for i, (history, _, end) in enumerate(chunks):
-        tables[i, : num_blocks[i]] = ids[i]
-        cells = ids[i].repeat_interleave(block_size) * block_size + torch.arange(block_size).repeat(num_blocks[i])
-        k_cache.flatten(0, 1)[cells[:end]] = history.k[:end]
-        v_cache.flatten(0, 1)[cells[:end]] = history.v[:end]
-    sizes = torch.tensor([0, *(end - begin for _, begin, end in chunks)])
-    return PagedBatch(
-        q=torch.cat([history.q[begin:end] for history, begin, end in chunks]),
-        k_cache=k_cache,
-        v_cache=v_cache,
-        block_tables=tables,
-        query_start=sizes.cumsum(0).to(torch.int32),
-        context_len=torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
-    )
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from loraplex_engine.core.module_group import GROUP_INDEX, GROUPS, MAX_SLICES
 from loraplex_engine.ops.lora import triton_kernels
 from loraplex_engine.ops.lora.segment import Segments
 from loraplex_engine.ops.lora.table import GroupShape, LoraTable
-from loraplex_engine.ops.lora.triton_tiles import EXPAND_TILES, HALF_DTYPES, SHRINK_TILES, find_chip, num_planes
+from loraplex_engine.ops.lora.triton_tiles import EXPAND_TILES, SHRINK_TILES, num_planes
+from loraplex_engine.ops.triton.chip import ALIGNMENT_BYTES, HALF_DTYPES, find_chip
 
-ALIGNMENT_BYTES = 16
 ALIGNED_COLUMNS = 16
 _NO_BLOCK = 2**31 - 1
 

@@ -17,11 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from loraplex_engine.ops.lora.segment import CHUNK_ROWS
+from loraplex_engine.ops.triton.chip import DTYPES, HALF_DTYPES, Tile
 
-HALF_DTYPES = (torch.bfloat16, torch.float16)
-DTYPES = (*HALF_DTYPES, torch.float32)
-CHIPS = (80, 90, 100)
-"""Compute capabilities with rows of their own; another chip takes the newest row that is not newer than it."""
 MAX_PLANES = 8
 """What expand has to read again for every block of columns."""
 PLANE_FEATURES = 512
@@ -29,27 +26,11 @@ PLANE_FEATURES = 512
 
 
 @dataclass(frozen=True)
-class Tile:
-    """How a kernel cuts its work."""
-
-    block_r: int
-    """Ranks of one product."""
-    num_warps: int
-    num_stages: int
-    """Tiles on their way from memory at once."""
-    reason: str
-
-    @property
-    def launch_options(self) -> dict[str, int | bool]:
-        """What the compiler wants to know beside the constants."""
-        # fused multiply-adds are said, not left to a default that differs between versions of Triton: they change bits
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
-
-
-@dataclass(frozen=True)
 class ShrinkTile(Tile):
     """How shrink cuts its work."""
 
+    block_r: int
+    """Ranks of one product."""
     block_k: int
     """Input features of one product."""
     program_ranks: int
@@ -70,6 +51,8 @@ class ShrinkTile(Tile):
 class ExpandTile(Tile):
     """How expand cuts its work."""
 
+    block_r: int
+    """Ranks of one product."""
     block_o: int
     """Output columns of one program."""
 
@@ -86,11 +69,11 @@ class ExpandTile(Tile):
 
 def _shrink(num_warps: int, num_stages: int, block_k: int, reason: str) -> ShrinkTile:
     # 16 ranks are the least that tl.dot takes, and a rank-8 adapter must not pay for more
-    return ShrinkTile(16, num_warps, num_stages, reason, block_k, program_ranks=64)
+    return ShrinkTile(num_warps, num_stages, reason, 16, block_k, program_ranks=64)
 
 
 def _expand(num_warps: int, num_stages: int, block_o: int, reason: str) -> ExpandTile:
-    return ExpandTile(16, num_warps, num_stages, reason, block_o)
+    return ExpandTile(num_warps, num_stages, reason, 16, block_o)
 
 
 SHRINK_TILES: Mapping[tuple[int, bool], ShrinkTile] = {
@@ -115,22 +98,14 @@ EXPAND_TILES: Mapping[tuple[int, bool], ExpandTile] = {
 }
 
 
-def find_chip(device: torch.device) -> int:
-    """The chip whose rows serve a device; the oldest where the kernels are interpreted."""
-    if device.type != "cuda":
-        return CHIPS[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return max((chip for chip in CHIPS if chip <= 10 * major + minor), default=CHIPS[0])
-
-
 def num_planes(in_features: int) -> int:
     """Into how many planes shrink divides its sum over K: a power of two, which expand adds up in order."""
     return min(MAX_PLANES, 1 << max(0, (in_features // PLANE_FEATURES).bit_length() - 1))
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One compilation of one kernel."""
+class LoraVariant:
+    """One compilation of shrink or expand."""
 
     op: str
     """`shrink` or `expand`."""
@@ -139,8 +114,15 @@ class Variant:
     planes: int
     """1 of shrink, whose planes are in the grid."""
 
+    @property
+    def detail(self) -> str:
+        """See `Variant.detail`."""
+        if self.op == "shrink":
+            return ""
+        return "1 plane" if self.planes == 1 else f"{self.planes} planes"
+
     def tile(self, chip: int) -> tuple[Tile, dict[str, int | bool]]:
-        """The tile on a chip, and the constants it is compiled with."""
+        """See `Variant.tile`."""
         key = chip, self.dtype in HALF_DTYPES
         if self.op == "shrink":
             shrink = SHRINK_TILES[key]
@@ -149,9 +131,9 @@ class Variant:
         return expand, expand.constants(planes=self.planes, is_aligned=self.is_aligned)
 
 
-def dispatchable_variants() -> Iterator[Variant]:
+def lora_variants() -> Iterator[LoraVariant]:
     """All that the Triton form can launch on a chip, whatever the model."""
     for dtype, is_aligned in itertools.product(DTYPES, (True, False)):
-        yield Variant("shrink", dtype, is_aligned, 1)
+        yield LoraVariant("shrink", dtype, is_aligned, 1)
         for exponent in range(MAX_PLANES.bit_length()):
-            yield Variant("expand", dtype, is_aligned, 1 << exponent)
+            yield LoraVariant("expand", dtype, is_aligned, 1 << exponent)

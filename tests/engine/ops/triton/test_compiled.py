@@ -12,22 +12,28 @@ import torch
 
 from loraplex_engine.ops import dispatch
 from loraplex_engine.ops.lora.triton_tiles import (
-    CHIPS,
-    DTYPES,
     EXPAND_TILES,
     MAX_PLANES,
     SHRINK_TILES,
-    Variant,
-    dispatchable_variants,
-    find_chip,
+    LoraVariant,
+    lora_variants,
     num_planes,
 )
+from loraplex_engine.ops.triton.attention_tiles import (
+    ATTENTION_TILES,
+    PADDED_DIMS,
+    AttentionVariant,
+    attention_variants,
+    find_padded_dim,
+)
+from loraplex_engine.ops.triton.chip import CHIPS, DTYPES, find_chip
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "kernels.md"
-VARIANTS = list(itertools.product(dispatchable_variants(), CHIPS))
+TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+VARIANTS = list(itertools.product((*lora_variants(), *attention_variants()), CHIPS))
 # one of each op and kind of dtype on each chip, aligned and ragged in turn; all of them take minutes
 SAMPLE = [
-    (Variant(op, dtype, is_aligned, planes), chip)
+    (LoraVariant(op, dtype, is_aligned, planes), chip)
     for chip, is_aligned in zip(CHIPS, (True, False, True), strict=True)
     for op, dtype, planes in (
         ("shrink", torch.bfloat16, 1),
@@ -37,22 +43,28 @@ SAMPLE = [
         ("expand", torch.float32, 2),
     )
 ]
+SAMPLE += [
+    (AttentionVariant(dtype, PADDED_DIMS[(place + shift) % 3]), chip)
+    for place, chip in enumerate(CHIPS)
+    for shift, dtype in enumerate(DTYPES)
+]
 
 
 def _name(value: object) -> str:
-    if isinstance(value, Variant):
-        rows = "aligned" if value.is_aligned else "ragged"
-        return f"{value.op}-{str(value.dtype).removeprefix('torch.')}-{rows}-{value.planes}"
-    return f"sm_{value}"
+    if isinstance(value, int):
+        return f"sm_{value}"
+    rows = "aligned" if value.is_aligned else "ragged"
+    detail = value.detail.replace(" ", "_")
+    return f"{value.op}-{str(value.dtype).removeprefix('torch.')}-{rows}-{detail}".rstrip("-")
 
 
 @pytest.fixture
 def report(monkeypatch, tmp_path):
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    from loraplex_engine.ops.lora import triton_report
+    from loraplex_engine.ops.triton import report
 
-    return triton_report
+    return report
 
 
 @pytest.mark.parametrize(
@@ -63,9 +75,11 @@ def test_variant_keeps_the_rules(report, variant, chip):
 
     compiled = report.compile_variant(variant, chip)
     compiled.check_rules()
+    if variant.op == "attention" and compiled.tensor_core:
+        assert compiled.tensor_core == TENSOR_CORE[chip]
     text = PAGE.read_text(encoding="utf-8")
     if f"Triton {triton.__version__}," in text:
-        assert compiled.to_row() in text, "run: python -m loraplex_engine.ops.lora.triton_report docs/kernels.md"
+        assert compiled.to_row() in text, "run: python -m loraplex_engine.ops.triton.report docs/kernels.md"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +89,7 @@ def test_variant_keeps_the_rules(report, variant, chip):
 )
 def test_rules_can_be_broken(report, change):
     good = {"spills": 0, "tensor_core": "mma.sync", "has_tensor_core_sass": True, "has_wide_copies": True}
-    variant = Variant("shrink", torch.bfloat16, is_aligned=True, planes=1)
+    variant = LoraVariant("shrink", torch.bfloat16, is_aligned=True, planes=1)
     report.Compiled(variant, 90, registers=1, shared_bytes=0, **good).check_rules()
     with pytest.raises(AssertionError):
         report.Compiled(variant, 90, registers=1, shared_bytes=0, **{**good, **change}).check_rules()
@@ -90,12 +104,22 @@ def test_every_chip_has_tiles_with_a_reason():
     for tiles in (SHRINK_TILES, EXPAND_TILES):
         assert set(tiles) == set(itertools.product(CHIPS, (True, False)))
         assert all(tile.reason for tile in tiles.values())
+    assert set(ATTENTION_TILES) == set(itertools.product(CHIPS, (True, False), PADDED_DIMS))
+    assert all(tile.reason for tile in ATTENTION_TILES.values())
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "padded"),
+    [(8, 64), (64, 64), (72, 128), (80, 128), (96, 128), (128, 128), (256, 256), (257, None), (264, None), (100, None)],
+)
+def test_head_dims_take_the_next_tile_if_their_rows_are_aligned(head_dim, padded):
+    assert find_padded_dim(head_dim) == padded
 
 
 def test_planes_depend_on_the_width_alone_and_every_number_has_a_variant():
     widths = [1, 64, 576, 1023, 1024, 1536, 2048, 4096, 14336, 151936]
     assert [num_planes(width) for width in widths] == [1, 1, 1, 1, 2, 2, 4, 8, 8, 8]
-    compiled = {variant.planes for variant in dispatchable_variants() if variant.op == "expand"}
+    compiled = {variant.planes for variant in lora_variants() if variant.op == "expand"}
     assert {num_planes(width) for width in range(1, 20000)} == compiled
 
 
@@ -111,10 +135,12 @@ def test_a_chip_without_rows_takes_those_of_the_newest_that_is_not_newer(monkeyp
 def test_cuda_is_served_by_triton_where_it_is_installed(dtype):
     pytest.importorskip("triton", reason="triton is not installed")
     from loraplex_engine.ops.lora import triton_form
+    from loraplex_engine.ops.triton import attention
 
     kernels = dispatch.select_kernels("cuda", dtype)
     assert kernels.name == "triton"
     assert (kernels.lora_shrink, kernels.lora_expand) == (triton_form.lora_shrink, triton_form.lora_expand)
+    assert kernels.paged_attention is attention.paged_attention
 
 
 def test_cuda_is_served_by_the_torch_form_where_triton_is_not(monkeypatch):

@@ -1,6 +1,6 @@
 """Compile every kernel that can be launched, for every chip, without a GPU, and say what the compilers made of it.
 
-`python -m loraplex_engine.ops.lora.triton_report docs/kernels.md` writes the table between the page's markers. A test
+`python -m loraplex_engine.ops.triton.report docs/kernels.md` writes the table between the page's markers. A test
 compiles some of the variants and holds them against the rules (`Compiled.check_rules`) and against the page.
 """
 
@@ -12,9 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -22,12 +23,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from loraplex_engine.ops.lora import triton_kernels
-from loraplex_engine.ops.lora.triton_tiles import CHIPS, HALF_DTYPES, Variant, dispatchable_variants
+from loraplex_engine.ops.lora.triton_tiles import lora_variants
+from loraplex_engine.ops.triton import attention_kernel
+from loraplex_engine.ops.triton.attention_tiles import attention_variants
+from loraplex_engine.ops.triton.chip import CHIPS, HALF_DTYPES, Variant
 
 BEGIN, END = "<!-- table of kernels: begin -->", "<!-- table of kernels: end -->"
-KERNELS = {"shrink": triton_kernels._lora_shrink_kernel, "expand": triton_kernels._lora_expand_kernel}
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-_POINTERS = {
+_MODEL = "model"
+# what is neither named nor a compile-time constant is an int
+_LORA_TYPES = {
+    "x_ptr": _MODEL,
+    "y_ptr": _MODEL,
     "v_ptr": "*fp32",
     "rows_ptr": "*i32",
     "chunks_ptr": "*i32",
@@ -36,10 +43,30 @@ _POINTERS = {
     "occupied_ptr": "*i8",
     "features_ptr": "*i64",
 }
+_ATTENTION_TYPES = {
+    "q_ptr": _MODEL,
+    "k_ptr": _MODEL,
+    "v_ptr": _MODEL,
+    "out_ptr": _MODEL,
+    "tables_ptr": "*i32",
+    "query_start_ptr": "*i32",
+    "context_len_ptr": "*i32",
+    "scale": "fp32",
+}
+SOURCES: Mapping[str, tuple[Any, Mapping[str, str]]] = {
+    "shrink": (triton_kernels._lora_shrink_kernel, _LORA_TYPES),
+    "expand": (triton_kernels._lora_expand_kernel, _LORA_TYPES),
+    "attention": (attention_kernel._paged_attention_kernel, _ATTENTION_TYPES),
+}
 _TENSOR_CORE_PTX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
 _TENSOR_CORE_SASS = re.compile(r"\b(?:HMMA|HGMMA|UTCHMMA|UTCQMMA|IMMA|DMMA)\b")
 _WIDE_COPY = re.compile(r"\b(?:LDGSTS|LDG)\.[\w.]*\b128\b")
 _SPILL = re.compile(r"\b(?:STL|LDL)\b")
+
+
+def dispatchable_variants() -> Iterator[Variant]:
+    """All that can be launched on a chip, whatever the model."""
+    return itertools.chain(lora_variants(), attention_variants())
 
 
 @dataclass(frozen=True)
@@ -75,7 +102,7 @@ class Compiled:
             variant.op,
             TYPES[variant.dtype],
             "aligned" if variant.is_aligned else "ragged",
-            variant.planes if variant.op == "expand" else "",
+            variant.detail,
             self.registers,
             self.shared_bytes,
             self.spills,
@@ -92,12 +119,11 @@ def compile_variant(variant: Variant, chip: int) -> Compiled:
         subprocess.CalledProcessError: `cuobjdump` cannot read what was compiled.
         subprocess.TimeoutExpired: it took a minute.
     """
-    kernel = KERNELS[variant.op]
+    kernel, types = SOURCES[variant.op]
     tile, constants = variant.tile(chip)
-    model_pointer = f"*{TYPES[variant.dtype]}"
-    pointers = {"x_ptr": model_pointer, "y_ptr": model_pointer, **_POINTERS}
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    signature = {n: f"*{TYPES[variant.dtype]}" if kind == _MODEL else kind for n, kind in signature.items()}
     constexprs = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=constexprs)
     compiled = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=tile.launch_options)
@@ -140,7 +166,7 @@ def write_table(page: str, compiled: Sequence[Compiled]) -> str:
     _, after = rest.split(END)
     head = (
         f"Triton {triton.__version__}, {len(compiled)} compilations.\n",
-        "| chip | op | type | rows | planes | registers | shared bytes | spills | product | bytes a load |",
+        "| chip | op | type | rows | case | registers | shared bytes | spills | product | bytes a load |",
         "|---|---|---|---|---|---|---|---|---|---|",
     )
     return "\n".join((before + BEGIN, "", *head, *(one.to_row() for one in compiled), "", END + after))
@@ -148,7 +174,7 @@ def write_table(page: str, compiled: Sequence[Compiled]) -> str:
 
 def main() -> None:
     """Compile all, check the rules, write the table."""
-    parser = argparse.ArgumentParser(description="Compile all LoRA kernels for all chips; write a table of them.")
+    parser = argparse.ArgumentParser(description="Compile all Triton kernels for all chips; write a table of them.")
     parser.add_argument("page", type=Path, help="a Markdown file with the two markers")
     page = parser.parse_args().page
     compiled = []
