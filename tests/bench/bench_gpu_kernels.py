@@ -1,11 +1,11 @@
-"""Checks and times the Triton LoRA kernels on a GPU. Run by path; a few minutes.
+"""Checks and times the Triton kernels of LoRA and attention on a GPU. Run by path; a few minutes.
 
     python tests/bench/bench_gpu_kernels.py [--dtype bfloat16] [--quick]
 
 First numbers against the naive form in float64, then bits of rows alone and in company, then a captured graph, then
 times at the shapes of an 8B Llama: microseconds a launch, bytes a second against the speed of the memory, distinct
-against identical adapters, and what one adapter of a high rank costs the others. Where there is no GPU it says so and
-ends with exit code 2.
+against identical adapters, what one adapter of a high rank costs the others, and attention by context beside torch's
+own. Where there is no GPU it says so and ends with exit code 2.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from loraplex_engine.core.request import NO_SLOT
+from loraplex_engine.ops import naive
 from loraplex_engine.ops.dispatch import select_kernels
 from loraplex_engine.ops.lora.segment import SegmentBuffers, build_segments
 from loraplex_engine.ops.lora.table import GroupShape, LoraTable
-from support_lora import MIXED, SMALL, SMOLLM2, assert_true, make_step, pick_slots, same_bits
+from support_attention import make_history, page
+from support_lora import MIXED, SMALL, SMOLLM2, TOLERANCE, assert_true, make_step, pick_slots, same_bits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LLAMA_8B = {
@@ -117,6 +119,57 @@ def check_graph(device: str) -> None:
         assert same_bits(outputs, expected), "a replayed graph differs"
 
 
+def check_attention(device: str, *, is_quick: bool) -> int:
+    """Compare attention with the truth, and rows alone with the same rows in company; returns how many steps."""
+    dims, windows = ((64, 128), (None,)) if is_quick else ((16, 64, 80, 96, 128, 256), (None, 1, 100))
+    cases = [*itertools.product(DTYPES, (1, 3, 8), dims, windows)]
+    for dtype, group, dim, window in cases:
+        attend = select_kernels(device, dtype).paged_attention
+        pasts = [make_history(n, 2 * group, 2, dim, dtype, device) for n in (1, 17, 130, 200)]
+        alone = {}
+        for _ in range(4):
+            spans = []
+            for i in random.choices(range(len(pasts)), k=random.randint(1, 5)):
+                end = random.randint(1, len(pasts[i].q))
+                spans.append((i, random.choice([end - 1, random.randint(0, end - 1), 0]), end))
+            batch = page([(pasts[i], begin, end) for i, begin, end in spans], random.choice([4, 16]))
+            out = attend(*batch.arguments(), dim**-0.5, window)
+            truth = naive.paged_attention(*batch.double(), dim**-0.5, window)
+            error = (out.double().cpu() - truth).abs().max() / truth.abs().max()
+            assert error.item() <= 2 * TOLERANCE[dtype], f"{dtype}, {group} heads of {dim}: {error.item():.1e}"
+            rows = [(i, position) for i, begin, end in spans for position in range(begin, end)]
+            for i, position in set(rows) - set(alone):
+                one = page([(pasts[i], position, position + 1)])
+                alone[i, position] = attend(*one.arguments(), dim**-0.5, window)
+            assert same_bits(out, torch.cat([alone[row] for row in rows])), f"{dtype}: a row depends on its company"
+    return 4 * len(cases)
+
+
+def check_attention_graph(device: str) -> None:
+    """Replay one captured graph for other contexts, rows and requests than it was captured with."""
+    attend = select_kernels(device, torch.bfloat16).paged_attention
+    pasts = [make_history(n, 8, 2, 64, torch.bfloat16, device) for n in (200, 90, 64, 17)]
+    batch = page([(past, 0, len(past.q)) for past in pasts])
+    q, lists = batch.q.clone(), [t.clone() for t in (batch.block_tables, batch.query_start, batch.context_len)]
+    arguments = (q, batch.k_cache, batch.v_cache, *lists, 0.125, None)
+    attend(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(*arguments)
+    for _ in range(20):
+        begins = [random.randrange(len(past.q)) for past in pasts]
+        # some without a row
+        spans = [(begin, random.randint(begin, len(past.q))) for begin, past in zip(begins, pasts, strict=True)]
+        starts = [0, *itertools.accumulate(end - begin for begin, end in spans)]
+        lists[1].copy_(torch.tensor(starts))
+        lists[2].copy_(torch.tensor([end for _, end in spans]))
+        rows = torch.cat([past.q[begin:end] for past, (begin, end) in zip(pasts, spans, strict=True)])
+        q[: len(rows)] = rows
+        graph.replay()
+        expected = attend(rows, batch.k_cache, batch.v_cache, *lists, 0.125, None)
+        assert same_bits(out[: len(rows)], expected), "a replayed graph differs"
+
+
 class Bench:
     """Adapters on every layer of an 8B model, one slot each."""
 
@@ -155,14 +208,19 @@ def _time_us(launch: Callable[[int], object]) -> float:
     with torch.cuda.graph(graph):
         for layer in range(LAYERS):
             launch(layer)
+    return _time_uncaptured_us(graph.replay) / LAYERS
+
+
+def _time_uncaptured_us(launch: Callable[[], object]) -> float:
+    """Median microseconds of what reads lists back and so cannot be captured."""
     times = []
     for _ in range(REPLAYS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        graph.replay()
+        launch()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / LAYERS)
+        times.append(begin.elapsed_time(end) * 1000)
     return sorted(times)[REPLAYS // 2]
 
 
@@ -200,6 +258,32 @@ def print_taxes(dtype: torch.dtype) -> None:
         print(f"  {name:16}: {sum(bench.time_us(slots)):8.1f} us", flush=True)
 
 
+def print_attention_times(dtype: torch.dtype, speed: int | None) -> None:
+    """Attention of an 8B Llama, 32 heads of 128 in 8 groups: the Triton form beside torch's over gathered keys."""
+    kernels, torch_kernels = select_kernels("cuda", dtype), select_kernels("meta", dtype)
+    print("\nattention               Triton us    torch us    GB/s  of roof   TFLOP/s")
+    decodes = [(1, context) for context in (128, 1024, 8192)]
+    for name, spans in (
+        *((f"1 decode at {context}", [(rows, context)]) for rows, context in decodes),
+        *((f"64 decodes at {context}", [(rows, context)] * 64) for rows, context in decodes),
+        ("prefill of 2048", [(2048, 2048)]),
+        ("chunk of 256 at 8192", [(256, 8192)]),
+        ("both of 64 and chunk", [(1, 1024)] * 64 + [(256, 8192)]),
+    ):
+        past = make_history(8192, 32, 8, 128, dtype, "cuda")
+        given = *page([(past, context - rows, context) for rows, context in spans]).arguments(), 128**-0.5, None
+        ours = _time_us(lambda _, given=given: kernels.paged_attention(*given))
+        torchs = _time_uncaptured_us(lambda given=given: torch_kernels.paged_attention(*given))
+        positions = sum(context for _, context in spans)
+        rate = past.k[0].nbytes * 2 * positions / ours / 1000
+        pairs = sum(rows * (2 * context - rows + 1) / 2 for rows, context in spans)
+        roof = f"{rate / speed:7.0%}" if speed else "      ?"
+        print(
+            f"{name:22} {ours:10.1f}  {torchs:10.1f} {rate:7.0f}  {roof} {4 * 32 * 128 * pairs / ours / 1e6:9.1f}",
+            flush=True,
+        )
+
+
 def main() -> int:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -216,11 +300,15 @@ def main() -> int:
     print(f"numbers agree in {check_numbers('cuda', is_quick=arguments.quick)} steps", flush=True)
     print(f"bits agree in {check_bits('cuda', 5 if arguments.quick else 50)} mixes", flush=True)
     check_graph("cuda")
-    print("a captured graph serves other steps", flush=True)
+    num_steps = check_attention("cuda", is_quick=arguments.quick)
+    print(f"attention: numbers and bits agree in {num_steps} steps", flush=True)
+    check_attention_graph("cuda")
+    print("captured graphs serve other steps", flush=True)
     speed = next((speed for part, speed in MEMORY_SPEED.items() if part in name), None)
     dtype = getattr(torch, arguments.dtype)
     print_times(dtype, speed)
     print_taxes(dtype)
+    print_attention_times(dtype, speed)
     return 0
 
 
