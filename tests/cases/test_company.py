@@ -11,7 +11,7 @@ import torch
 from case_world import ADAPTERS, Cases, World
 from engines import text_ids
 from loraplex_engine.core.request import Request
-from loraplex_engine.wire.messages import TokenEvent
+from loraplex_engine.wire.messages import TokenEvent, TokenLogprobs
 
 PROMPT = [(37 * i + 11) % 300 + 3 for i in range(48)]
 TURNS = [None, "F01", "F07", None]
@@ -122,19 +122,31 @@ def test_b075_adapters_without_a_row_in_the_step_leave_the_base_alone(cases: Cas
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"temperature": 0.9, "top_p": 0.9, "seed": 1}, {"stop_token_ids": (9, 17)}], ids=str
+    "params",
+    [
+        {},
+        {"temperature": 0.9, "top_p": 0.9, "seed": 1},
+        {"stop_token_ids": (9, 17)},
+        {"frequency_penalty": 1.0, "logprobs": 3},
+        {"repetition_penalty": 1.3, "temperature": 0.9, "seed": 1, "logprobs": 0},
+    ],
+    ids=str,
 )
 def test_b077_preempted_requests_lose_and_repeat_nothing(cases: Cases, params: dict[str, Any]) -> None:
     prompts = [[(7 * i + j) % 290 + 3 for j in range(40)] for i in range(6)]
     names = [None, "F01", "F07", None, "F20", "F02"]
 
-    def answer(**settings: Any) -> tuple[World, list[list[int]], list[tuple[str | None, int]]]:
+    def answer(**settings: Any) -> tuple[World, list[list[int]], list[tuple[str | None, int, list[TokenLogprobs]]]]:
         world = cases.world(**settings)
         requests = [world.ask(name, ids, 60, **params) for name, ids in zip(names, prompts, strict=True)]
         found = world.run(requests)
-        ends = [found[request.request_id][-1] for request in requests]
-        assert all(end.stats is not None for end in ends)
-        counted = [(end.finish, end.stats.completion_tokens) for end in ends if end.stats is not None]
+        counted = []
+        for request in requests:
+            events = found[request.request_id]
+            assert events[-1].stats is not None
+            told = [entry for event in events for entry in event.logprobs]
+            assert len(told) == (0 if params.get("logprobs") is None else len(text_ids(events)))
+            counted.append((events[-1].finish, events[-1].stats.completion_tokens, told))
         world.check_idle()
         return world, [text_ids(found[request.request_id]) for request in requests], counted
 
