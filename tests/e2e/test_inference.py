@@ -127,6 +127,31 @@ def test_tokens_of_a_prompt_are_those_that_an_answer_counts(platform: LivePlatfo
         assert tokens.json()["count"] == answer.usage.prompt_tokens
 
 
+def test_log_probabilities_belong_to_the_text_whole_and_streamed(
+    platform: LivePlatform, teams: dict[str, Team]
+) -> None:
+    chats: Any = platform.openai(teams["pirate"].key).chat.completions
+    for model in (BASE, "team-pirate"):
+        fields = {**LIKELIEST, "model": model, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
+        [choice] = chats.create(**fields).choices
+        entries = choice.logprobs.content
+        assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
+        # the likeliest was asked for
+        likeliest = [(entry.top_logprobs[0].token, entry.top_logprobs[0].logprob) for entry in entries]
+        assert [(entry.token, entry.logprob) for entry in entries] == likeliest
+        chunks = [part for chunk in chats.create(**fields, stream=True) for part in chunk.choices if part.logprobs]
+        assert [entry for part in chunks for entry in part.logprobs.content] == entries
+    completions: Any = platform.openai(teams["pirate"].key).completions
+    [choice] = completions.create(model=BASE, prompt="A library is", temperature=0, max_tokens=8, logprobs=2).choices
+    assert "".join(choice.logprobs.tokens) == choice.text
+    [biased] = completions.create(
+        model=BASE, prompt="A library is", temperature=0, max_tokens=8, logprobs=0, logit_bias={"28": 100}
+    ).choices
+    assert len(set(biased.logprobs.tokens)) == 1
+    # of the model itself, before the bias
+    assert min(biased.logprobs.token_logprobs) < -1
+
+
 def test_equal_seeds_give_equal_answers(platform: LivePlatform, teams: dict[str, Team]) -> None:
     client = platform.openai(teams["legal"].key)
 
