@@ -23,6 +23,7 @@ def _find_rows(query_start_ptr, num_requests, i_block, block_tokens):
     Request `i` has the blocks from `query_start[i] // block_tokens + i` on, of which it needs one less at times: the
     numbers of rows and requests alone say how many blocks a step has, and nothing has to be laid out on the host.
     """
+    # of one type with what the loop makes of it
     low, high = num_requests * 0, num_requests
     while low + 1 < high:
         middle = (low + high) // 2
