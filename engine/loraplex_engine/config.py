@@ -13,6 +13,9 @@ import msgspec
 from loraplex_engine.errors import ConfigError
 from loraplex_registry.peft.spec import MAX_LORA_RANK
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""Of the lines that front and core write to standard error."""
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of one engine; sizes in tokens unless the name says otherwise."""

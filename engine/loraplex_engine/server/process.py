@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 import uvloop
 
-from loraplex_engine.config import CoreLaunch, EngineConfig
+from loraplex_engine.config import LOG_FORMAT, CoreLaunch, EngineConfig
 from loraplex_engine.errors import ConfigError, DrainingError
 from loraplex_engine.server.app import build_app
 from loraplex_engine.server.core_client import CoreClient
@@ -66,8 +66,7 @@ def main(config: EngineConfig, settings: Mapping[str, str], *, core_command: Seq
     """
     # read by the tokenizer's threads when they start
     os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    level = settings.get("log_level", "info").upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=_read_level(settings), stream=sys.stderr, format=LOG_FORMAT)
     secrets = read_secrets(settings)
     listener = _listen(settings.get("listen", DEFAULT_LISTEN))
     if config.has_test_hooks:
@@ -76,6 +75,13 @@ def main(config: EngineConfig, settings: Mapping[str, str], *, core_command: Seq
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(config, secrets, command, listener))
     return 0
+
+
+def _read_level(settings: Mapping[str, str]) -> str:
+    level = settings.get("log_level", "info").upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ConfigError(f"LORAPLEX_LOG_LEVEL is {level.lower()!r}, but must be debug, info, warning or error.")
+    return level
 
 
 def read_secrets(settings: Mapping[str, str]) -> Secrets:

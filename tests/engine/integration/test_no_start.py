@@ -25,10 +25,10 @@ def base(source: Path, tmp_path: Path) -> Path:
     return pull(str(source), tmp_path / "bases")
 
 
-def serve(base: Path, *flags: str, listen: str = "127.0.0.1:0") -> str:
+def serve(base: Path, *flags: str, listen: str = "127.0.0.1:0", log_level: str = "info") -> str:
     key = TokenSigner(generate_signing_key()).public_pem.decode()
     command = [sys.executable, "-m", "loraplex_engine", "serve", "--base", str(base), "--listen", listen, *flags]
-    environment = {**os.environ, "LORAPLEX_VERIFY_KEYS": key, "LORAPLEX_LOG_LEVEL": "info"}
+    environment = {**os.environ, "LORAPLEX_VERIFY_KEYS": key, "LORAPLEX_LOG_LEVEL": log_level}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -55,3 +55,7 @@ def test_weights_that_were_cut(base: Path, source: Path) -> None:
 
 def test_a_base_that_is_not_there(tmp_path: Path) -> None:
     assert "loraplex base pull" in serve(tmp_path / "nowhere")
+
+
+def test_a_log_level_that_there_is_none_of(base: Path) -> None:
+    assert "LORAPLEX_LOG_LEVEL is 'loud'" in serve(base, log_level="loud")
