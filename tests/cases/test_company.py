@@ -48,6 +48,31 @@ def test_b068_b069_prefixes_are_no_bridge_between_adapters_in_any_order(cases: C
     assert world.engine.scheduler.num_prefix_hits > 0 or num_tokens <= 16
 
 
+@pytest.mark.parametrize("num_shared", [15, 16, 17])
+def test_b069_choices_and_a_block_s_worth_in_common_are_no_bridge_in_any_order(cases: Cases, num_shared: int) -> None:
+    world = cases.world(max_num_seqs=1, max_loras=1)
+    clean = cases.world(enable_prefix_caching=False)
+    prompts = (PROMPT, PROMPT[:num_shared] + [7] * (len(PROMPT) - num_shared))
+
+    def answer(world: World, name: str | None, ids: list[int], tenant: str = "") -> list[list[int]]:
+        requests = [world.ask(name, ids, 3, temperature=1.0, seed=5, choice=choice) for choice in range(2)]
+        for request in requests:
+            request.tenant_id = tenant
+        events = world.run(requests)
+        return [text_ids(events[request.request_id]) for request in requests]
+
+    expected = {(name, n): answer(clean, name, ids) for name in TURNS for n, ids in enumerate(prompts)}
+    assert len({tuple(ids) for answers in expected.values() for ids in answers}) == 2 * len(expected)
+    for number, order in enumerate(itertools.permutations(TURNS)):
+        for name, (n, ids) in itertools.product(order, enumerate(prompts)):
+            assert answer(world, name, ids, f"t{number}") == expected[name, n], (order, name, n)
+    assert world.engine.residency.slots.num_evictions > 0
+    # a name's first turn finds what the prompts have in common, unless that is one token of a block, and its second
+    # choice all but the last token; so do both choices of the base's second turn
+    num_known = len(PROMPT) - 1
+    assert world.engine.scheduler.num_prefix_hits == 24 * (3 * (min(num_shared, 16) + 2 * num_known) + 4 * num_known)
+
+
 def test_b068_each_answer_is_the_one_that_peft_gives(world: World) -> None:
     for name in TURNS:
         for _ in range(2):
