@@ -53,8 +53,8 @@ class Request:
 
     arrival: int = 0
     """Place in the order of arrival; two requests never share one."""
-    awaited: bytes | None = None
-    """Chain hash of the block that it waited for last, since another request computed it; from `prefix_wait_at` on."""
+    awaited: int | None = None
+    """Index of the block that it waited for last, since another request computed it; from `prefix_wait_at` on."""
     prefix_wait_at: float = float("inf")
     load_wait_at: float | None = None
     load_s: float = 0.0

@@ -66,16 +66,21 @@ class Prefixes:
         self._extend_chain(request, num_full)
         block_ids = self._pool.find_prefix(request.block_hashes[:num_full])
         start = len(block_ids)
-        if start < num_full and self._begin_to_wait(request, request.block_hashes[start]):
+        if start < num_full and self._begin_to_wait(request, start):
             return None
         wanted = request.token_ids(start * size, min((start + 1) * size, request.num_tokens - 1))
         tail_id, tail_len = self._pool.find_tail(self._parent(request, start), wanted)
         return Prefix(block_ids, tail_id, tail_len) if tail_len >= self._min_tail else Prefix(block_ids)
 
     def is_awaiting(self, request: Request) -> bool:
-        """Whether another request still computes what this one waited for last."""
-        is_computed = request.awaited is None or request.awaited not in self._chain_to_owner
-        return not is_computed and self._clock() - request.prefix_wait_at < _MAX_WAIT_S
+        """Whether another request still computes a block of the prefix that this one waited for last."""
+        if request.awaited is None or self._clock() - request.prefix_wait_at >= _MAX_WAIT_S:
+            return False
+        # block after block, so that a thousand requests that wait need not look for their prefix after each chunk of it
+        num_full = (request.num_tokens - 1) // self._pool.block_size
+        while request.awaited < num_full and request.block_hashes[request.awaited] not in self._chain_to_owner:
+            request.awaited += 1
+        return request.awaited < num_full
 
     def num_tokens(self, prefix: Prefix) -> int:
         """Tokens that a request need not compute."""
@@ -143,14 +148,14 @@ class Prefixes:
     def _shares(self, request: Request) -> bool:
         return self._is_enabled and not (request.is_lone or request.wants_logits)
 
-    def _begin_to_wait(self, request: Request, chain: bytes) -> bool:
+    def _begin_to_wait(self, request: Request, index: int) -> bool:
         """Wait for a block if somebody computes it; False if nobody does, or the request has waited long enough."""
-        if chain not in self._chain_to_owner:
+        if request.block_hashes[index] not in self._chain_to_owner:
             return False
         if request.awaited is None:
             request.prefix_wait_at = self._clock()
             self.num_waits += 1
-        request.awaited = chain
+        request.awaited = index
         return self.is_awaiting(request)
 
     def _take_tail(self, request: Request, prefix: Prefix) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import pytest
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
 from loraplex_engine.errors import StepFailedError
+from loraplex_engine.scheduling.budget import StepBudget
 from schedules import World, shape
 
 PREFIX = list(range(100, 1100))
@@ -33,6 +34,26 @@ def test_eight_requests_with_one_new_prefix_compute_it_once_and_then_their_tails
     assert [request.num_cached for request in requests] == [0] + [1000] * 7
     assert world.scheduler.num_prefix_hits == 7000
     assert world.scheduler.num_prefix_queries == 8 * 1003
+
+
+def test_request_that_waits_does_not_look_for_its_prefix_after_each_chunk_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step_budget = StepBudget()
+    monkeypatch.setattr(step_budget, "allow", lambda _, wanted: min(16, wanted))
+    world = World(num_blocks=600, budget=64, max_model_len=2048, step_budget=step_budget)
+    looks: list[int] = []
+    find_prefix = world.pool.find_prefix
+    monkeypatch.setattr(world.pool, "find_prefix", lambda chains: looks.append(len(chains)) or find_prefix(chains))
+    world.request("owner", PREFIX[:160])
+    late = world.request("late", [*PREFIX[:150], 1, 2, 3], max_tokens=1)
+    num_steps = 0
+    while late in world.scheduler.waiting:
+        plan = world.scheduler.schedule()
+        world.scheduler.update(plan, _vouch_for_all(plan))
+        num_steps += 1
+    assert (num_steps, len(looks)) == (11, 3)
+    assert late.num_cached == 150
 
 
 def test_waiting_for_a_prefix_holds_back_nobody_else() -> None:
