@@ -30,7 +30,8 @@ DEFAULT_DEADLINE_S, MAX_DEADLINE_S = 600.0, 3600.0
 PLATFORM_TENANT = "platform"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 # headers of the identity contract that are not built, with the values that change nothing
-_NEUTRAL_HEADERS = {"x-loraplex-weight": ("1", "1.0"), "x-loraplex-priority": ("0",), "x-loraplex-cache-salt": ()}
+_NEUTRAL_HEADERS = {"x-loraplex-weight": ("1", "1.0"), "x-loraplex-cache-salt": ()}
+_PRIORITY = re.compile(r"-?[0-9]{1,9}")
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -39,6 +40,8 @@ class Caller(msgspec.Struct, frozen=True):
     request_id: str
     tenant_id: str
     deadline_s: float
+    priority: int
+    """Lower goes first."""
     echo_model: str | None
     wants_done: bool
 
@@ -95,9 +98,17 @@ def read_caller(headers: Mapping[str, str], identity: Identity) -> Caller:
         request_id=request_id,
         tenant_id=headers.get(private.TENANT_ID) or identity.tenant_id or PLATFORM_TENANT,
         deadline_s=_read_deadline(headers),
+        priority=_read_priority(headers),
         echo_model=headers.get(private.ECHO_MODEL),
         wants_done=headers.get(private.DONE) == "1",
     )
+
+
+def _read_priority(headers: Mapping[str, str]) -> int:
+    text = headers.get(private.PRIORITY, "0")
+    if _PRIORITY.fullmatch(text) is None:
+        raise InvalidRequestError(f"The header {private.PRIORITY} must be a whole number.", param=private.PRIORITY)
+    return int(text)
 
 
 def _read_deadline(headers: Mapping[str, str]) -> float:

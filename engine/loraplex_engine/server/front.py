@@ -221,6 +221,7 @@ def _build_spec(
         digest=digest,
         tenant_id=caller.tenant_id,
         deadline_s=caller.deadline_s,
+        priority=caller.priority,
         continues_prompt=continues_prompt,
     )
 

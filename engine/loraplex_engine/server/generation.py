@@ -47,6 +47,8 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None
     tenant_id: str
     deadline_s: float
+    priority: int = 0
+    """Lower goes first."""
     continues_prompt: bool
     """Whether the answer goes on where the prompt ends, so that its first space counts."""
 
@@ -232,6 +234,7 @@ def _build_requests(spec: GenerationSpec) -> list[AddRequest]:
             digest=spec.digest,
             tenant_id=spec.tenant_id,
             deadline_s=spec.deadline_s,
+            priority=spec.priority,
         )
         for index, (prompt, choice) in enumerate(pairs)
     ]

@@ -11,6 +11,7 @@ import msgspec
 REQUEST_ID = "x-loraplex-request-id"
 TENANT_ID = "x-loraplex-tenant-id"
 DEADLINE_MS = "x-loraplex-deadline-ms"
+PRIORITY = "x-loraplex-priority"
 ECHO_MODEL = "x-loraplex-echo-model"
 TIMEOUT = "x-request-timeout"
 # `1` asks for the done event (streams) or the done header (everything else)

@@ -494,9 +494,18 @@ async def test_a_request_id_that_runs_already_is_a_conflict(rig: Rig) -> None:
 
 
 async def test_private_headers_that_are_not_built_are_refused(rig: Rig) -> None:
-    answer = await rig.post(CHAT_PATH, CHAT, x_loraplex_priority="5")
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-loraplex-priority")
-    assert (await rig.post(CHAT_PATH, CHAT, x_loraplex_priority="0", x_loraplex_weight="1")).status_code == 200
+    answer = await rig.post(CHAT_PATH, CHAT, x_loraplex_weight="5")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-loraplex-weight")
+    assert (await rig.post(CHAT_PATH, CHAT, x_loraplex_weight="1")).status_code == 200
+
+
+async def test_the_core_learns_how_urgent_a_request_is(rig: Rig) -> None:
+    for text in ("-3", "7", "0"):
+        assert (await rig.post(CHAT_PATH, CHAT, x_loraplex_priority=text)).status_code == 200
+    assert [request.priority for request in rig.core.added] == [-3, 7, 0]
+    for text in ("", "high", "1.5", "9" * 30):
+        answer = await rig.post(CHAT_PATH, CHAT, x_loraplex_priority=text)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-loraplex-priority")
 
 
 async def test_errors_do_not_echo_what_the_client_sent_at_length(rig: Rig) -> None:
