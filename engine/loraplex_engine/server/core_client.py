@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from loraplex_engine.errors import DrainingError, NotReadyError, ReplicaFailedError
+from loraplex_engine.errors import ConflictError, DrainingError, NotReadyError, ReplicaFailedError
 from loraplex_engine.server.generation import build_error
 from loraplex_engine.server.resident import Residents
 from loraplex_engine.wire.messages import (
@@ -98,8 +98,15 @@ class CoreClient:
         return self.facts
 
     def add(self, request: AddRequest, sink: Sink) -> None:
-        """Start one request; see `generation.Core`. Raises as `get_facts`."""
+        """Start one request; see `generation.Core`.
+
+        Raises:
+            DrainingError, NotReadyError: As `get_facts`.
+            ConflictError: The core still has a request with this id, whose last event would end this one.
+        """
         self.get_facts()
+        if request.request_id in self._id_to_open:
+            raise ConflictError("A request with this id is still being ended; choose a fresh id.")
         # what cannot be sent must leave no sink behind; no event can come before this returns
         self._post(request)
         self._id_to_open[request.request_id] = _Open(sink, request.digest)
