@@ -77,7 +77,9 @@ def check_config(config: EngineConfig) -> EngineConfig:
     for name, low, high in _RANGES:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be from {low} to {high}.")
+            raise ConfigError(
+                f"--{name.removesuffix('_s').replace('_', '-')} is {value}, but must be from {low} to {high}."
+            )
     if config.gpu_memory_utilization is not None and config.kv_cache_memory_bytes:
         raise ConfigError(
             "--gpu-memory-utilization and --kv-cache-memory-bytes both size the KV cache: give one of them."

@@ -37,8 +37,10 @@ class Later:
 
 FLAGS = (
     Flag("max-model-len", "max_model_len", int, "longest prompt plus answer, tokens (default: the base's)"),
-    Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once"),
-    Flag("max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most"),
+    Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once (default: 16)"),
+    Flag(
+        "max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most (default: 2048)"
+    ),
     Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", int, "size of the KV cache, bytes"),
     Flag(
         "gpu-memory-utilization",
@@ -47,13 +49,15 @@ FLAGS = (
         "share of the memory that the engine may use; the KV cache gets what is left of it (on the CPU the cache has "
         "at most 2 GiB unless this is given)",
     ),
-    Flag("block-size", "block_size", int, "positions of one KV block"),
-    Flag("dtype", "dtype", str, "auto, float32 or bfloat16"),
-    Flag("max-loras", "max_loras", int, "adapter slots"),
+    Flag("block-size", "block_size", int, "positions of one KV block (default: 16)"),
+    Flag(
+        "dtype", "dtype", str, "auto (bfloat16 where the processor computes in it, else float32), bfloat16 or float32"
+    ),
+    Flag("max-loras", "max_loras", int, "adapter slots (default: 8)"),
     Flag("max-cpu-loras", "max_cpu_loras", int, "adapters kept in host memory (default: 4 x max-loras)"),
-    Flag("max-lora-rank", "max_lora_rank", int, "highest rank, at most 256"),
+    Flag("max-lora-rank", "max_lora_rank", int, "highest rank, at most 256 (default: 64)"),
     Flag("adapter-cache-bytes", "adapter_cache_bytes", int, "adapter files kept on disk, bytes (default: 10 GiB)"),
-    Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds"),
+    Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds (default: 60)"),
     Flag(
         "step-timeout", "step_timeout_s", float, "silence after which the core counts as stuck, seconds (default: 60)"
     ),

@@ -92,7 +92,10 @@ def read_secrets(settings: Mapping[str, str]) -> Secrets:
     """
     keys = _split_keys(settings.get("verify_keys", ""))
     if not keys:
-        raise ConfigError("Set LORAPLEX_VERIFY_KEYS to the gateway's public key (PEM): the engine trusts only that.")
+        raise ConfigError(
+            "Set LORAPLEX_VERIFY_KEYS to the gateway's public key (PEM): the engine trusts only that. "
+            "`loraplex up` keeps it in its data folder: LORAPLEX_VERIFY_KEYS_FILE=DATA_DIR/verify.pem."
+        )
     return Secrets(keys, settings.get("engine_key", ""))
 
 

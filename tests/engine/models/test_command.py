@@ -99,6 +99,8 @@ def test_durations_and_urls_arrive() -> None:
     [
         (["--max-loras", "many"], "--max-loras"),
         (["--max-loras", "0"], "--max-loras"),
+        (["--step-timeout", "0"], "--step-timeout is 0"),
+        (["--adapter-load-timeout", "0"], "--adapter-load-timeout is 0"),
         (["--dtype", "int4"], "--dtype"),
         (["--quantization", "awq"], "--quantization"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size"),
