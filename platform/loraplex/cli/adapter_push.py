@@ -24,7 +24,7 @@ def push(
     to: Annotated[str, Parameter(name="--as")],
     promote: Annotated[bool, Parameter(negative=())] = False,
     base: str | None = None,
-    wait: float | None = None,
+    wait: int | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload a folder that PEFT's save_pretrained wrote. It becomes live if nothing is live yet.

@@ -3,18 +3,24 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
+from loraplex.cli import adapter_push
 from loraplex.cli.adapter_check import choose_base
 from loraplex.cli.adapter_push import tell
 from loraplex.cli.app import main
 from loraplex.cli.engine_flag import EngineFlags
 from loraplex.cli.output import clean
 from loraplex.cli.report import describe_honoured
+from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
+from loraplex.client.location import Location
+from loraplex.client.management import Management
 from loraplex.client.upload import Upload
 from loraplex.demo.batch import BatchProof, compare
 from loraplex.demo.next_step import build_hints
@@ -287,3 +293,22 @@ def test_fields_in_effect_are_one_short_line_of_plain_text() -> None:
     assert len(saved) == 60
     assert saved.endswith("…")
     assert "\x1b" not in line
+
+
+def test_push_waits_for_whole_seconds_as_the_route_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    seen: list[str] = []
+
+    def take(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.params["wait"])
+        return httpx.Response(409, json={"error": {"message": "enough", "code": "conflict"}})
+
+    @contextmanager
+    def open_fake() -> Iterator[Management]:
+        with Connection(Location("http://gateway", "lpx_key"), httpx.MockTransport(take)) as connection:
+            yield Management(connection)
+
+    monkeypatch.setattr(adapter_push, "open_management", open_fake)
+    assert main(["adapters", "push", str(tmp_path), "--as", "team-x/bot", "--wait", "60"]) == 1
+    assert seen == ["60"]
