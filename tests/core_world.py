@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -18,6 +19,15 @@ from loraplex_engine.config import CoreLaunch, EngineConfig
 from loraplex_engine.wire import messages as wire
 
 KEY = "engine-key"
+
+
+def share_native(cache_dir: Path) -> str:
+    """Make a cache folder that has only the machine's compiled ops, which take a core half a minute to build."""
+    machine = Path(os.environ.get("LORAPLEX_CACHE_DIR") or Path.home() / ".cache" / "loraplex") / "native"
+    machine.mkdir(parents=True, exist_ok=True)
+    cache_dir.mkdir()
+    (cache_dir / "native").symlink_to(machine)
+    return str(cache_dir)
 
 
 class ArtifactServer:

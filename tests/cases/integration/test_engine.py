@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from case_world import Cases
+from core_world import share_native
 from platforms import wait_for
 from scripted_core import SIGNER, sign
 
@@ -40,7 +42,7 @@ class LiveEngine:
     def __init__(self, cases: Cases, folder: Path, **settings: Any) -> None:
         config = {
             "base": str(cases.base),
-            "cache_dir": str(folder),
+            "cache_dir": share_native(folder / "cache"),
             "dtype": "float32",
             "cpu_threads": 1,
             "max_loras": 8,
@@ -149,7 +151,7 @@ def engines(cases: Cases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         {"frequency_penalty": 1, "presence_penalty": 0.5},
         {"repetition_penalty": 1.3},
         {"seed": 1, "temperature": 0.9, "top_p": 0.95},
-        {"stop": "of each text's second half"},
+        {"stop": "of each text's last quarter"},
     ],
     ids=["greedy", "frequency", "repetition", "seed", "stop"],
 )
@@ -159,7 +161,9 @@ def test_b077_preempted_streams_are_those_of_an_engine_that_never_preempts(
     ample, tight = engines
     if "stop" in fields:
         texts = [answer["text"] for answer in ample.ask_all({})]
-        fields = {"stop": sorted({text[len(text) // 2 :][:2] for text in texts if text})}
+        # late, and not what stands for bytes that are no text, so that most of them still meet
+        found = [re.search(r"[^\ufffd]{2}", text[3 * len(text) // 4 :]) for text in texts]
+        fields = {"stop": sorted({match.group() for match in found if match})}
     expected = ample.ask_all(fields)
     before = tight.count("loraplex_preemptions_total")
     assert tight.ask_all(fields) == expected

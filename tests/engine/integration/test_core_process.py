@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from core_world import ArtifactServer, Core
+from core_world import ArtifactServer, Core, share_native
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.config import EngineConfig
@@ -36,7 +36,11 @@ def base(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def core(base: Path, registry: ArtifactServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
     folder = tmp_path_factory.mktemp("core")
     config = EngineConfig(
-        base=str(base), cache_dir=str(folder / "cache"), registry_url=registry.url, dtype="float32", max_loras=2
+        base=str(base),
+        cache_dir=share_native(folder / "cache"),
+        registry_url=registry.url,
+        dtype="float32",
+        max_loras=2,
     )
     core = Core(config, folder)
     ready = core.wait_ready()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core_world import ArtifactServer, Core
+from core_world import ArtifactServer, Core, share_native
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.config import EngineConfig
@@ -32,7 +32,7 @@ class Cores:
         self._registry, self._tmp, self._num = registry, tmp, 0
         self._config = EngineConfig(
             base=str(base),
-            cache_dir=str(tmp / "cache"),
+            cache_dir=share_native(tmp / "cache"),
             registry_url=registry.url,
             dtype=dtype,
             max_loras=2,
