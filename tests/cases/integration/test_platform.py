@@ -214,21 +214,27 @@ def test_b052_no_request_begins_after_its_name_is_gone_and_nothing_is_left_of_it
 
 def test_b065_requests_that_wait_keep_the_version_they_came_for(desk: Desk) -> None:
     first = desk.push("moving", "F01")
-    fillers = [desk.create(BASE, max_tokens=300, stream=True) for _ in range(NUM_SEQS)]
+
+    def fill() -> Any:
+        return desk.create(BASE, max_tokens=900, n=8, stream=True)
 
     def call() -> tuple[str, str]:
         raw = desk.create_raw("team/moving", max_tokens=24)
         return raw.headers["x-loraplex-digest"], raw.parse().choices[0].text
 
     with ThreadPoolExecutor(16) as pool:
+        # eight choices of each, for four seats: what comes behind them waits until they are let go
+        fillers = [pool.submit(fill) for _ in range(4)]
+        wait_for(lambda: desk.platform.engine_state()["open_requests"] == 4, 20)
         queued = [pool.submit(call) for _ in range(12)]
-        wait_for(lambda: desk.platform.engine_state()["waiting"] >= 12, 20)
+        wait_for(lambda: desk.platform.engine_state()["open_requests"] == 4 + 12, 20)
         for source in ("F02", "F07"):
             desk.push("moving", source, promote="always")
+        assert not any(found.done() for found in queued)
+        for filler in fillers:
+            filler.result().close()
         assert call()[1] == desk.text_of["F07"]
         assert {found.result() for found in queued} == {(first.digest, desk.text_of["F01"])}
-    for filler in fillers:
-        filler.close()
     desk.wait_idle()
 
 
@@ -274,26 +280,46 @@ def test_b081_as_many_aborts_as_clients_that_left(desk: Desk) -> None:
     assert count() - before == 20
 
 
+def ask_patiently(ask: Callable[[], Any]) -> Any:
+    """Ask until there is an answer, and check what was said before it."""
+    for _ in range(600):
+        try:
+            return ask()
+        except openai.InternalServerError as caught:
+            error = caught
+        assert error.code in ("no_replica", "replica_failed", "unavailable", "adapter_loading", "draining")
+        assert error.status_code != 503 or error.response.headers.get("retry-after")
+        time.sleep(0.2)
+    raise AssertionError("no answer")
+
+
 def test_b057_adapters_come_back_with_the_engine(desk: Desk) -> None:
     [engine] = [pid for pid in list_children(desk.platform.process.pid) if "loraplex_engine serve" in command_of(pid)]
     os.kill(engine, signal.SIGKILL)
-
-    def call(name: str) -> list[str]:
-        """Ask as a patient client, and keep what was said before the answer."""
-        said: list[str] = []
-        for _ in range(600):
-            try:
-                return [*said, desk.ask(f"team/{name.lower()}")]
-            except openai.InternalServerError as error:
-                promise = error.response.headers.get("retry-after", "")
-                said.append(str(error.code) if promise or error.status_code != 503 else "no Retry-After")
-            time.sleep(0.2)
-        return said
-
     with ThreadPoolExecutor(2) as pool:
-        for name, said in zip(("F01", "F02"), pool.map(call, ("F01", "F02")), strict=True):
-            assert said[-1] == desk.text_of[name]
-            assert set(said[:-1]) <= {"no_replica", "replica_failed", "unavailable", "adapter_loading", "draining"}
+        texts = pool.map(lambda name: ask_patiently(lambda: desk.ask(f"team/{name}")), ("f01", "f02"))
+        assert list(texts) == [desk.text_of["F01"], desk.text_of["F02"]]
+
+
+def test_b057_adapters_and_what_they_say_come_back_with_a_killed_core(desk: Desk) -> None:
+    models = (BASE, "team/f01", "team/f07")
+    seeded = {"temperature": 1, "seed": 3, "logprobs": 2, "max_tokens": 100}
+
+    def ask(model: str) -> list[Any]:
+        return [choice.model_dump() for choice in desk.create(model, n=2, **seeded).choices]
+
+    expected = [ask(model) for model in models]
+    streams = [desk.create(model, stream=True, **seeded | {"max_tokens": 900}) for model in models]
+    pieces = [[next(stream)] for stream in streams]
+    [core] = [pid for pid in list_children(desk.platform.process.pid) if "loraplex_engine core" in command_of(pid)]
+    os.kill(core, signal.SIGKILL)
+    for stream, found in zip(streams, pieces, strict=True):
+        with pytest.raises(openai.APIError):
+            found.extend(stream)
+        assert {choice.finish_reason for chunk in found for choice in chunk.choices} == {None}
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda model: ask_patiently(lambda: ask(model)), models)) == expected
+    desk.wait_idle()
 
 
 def test_b059_names_outlive_the_gateway(desk: Desk) -> None:
