@@ -113,7 +113,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("adapter_cache_bytes", 1 << 20, 1 << 50),
     ("adapter_load_timeout_s", 0.1, 3600),
     ("queue_timeout_s", 0.1, 3600),
-    ("step_timeout_s", 1, 3600),
+    ("step_timeout_s", 5, 3600),
     ("cpu_threads", 0, 1024),
 )
 
