@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from loraplex.supervisor.flag_check import check_engine_flags
 from loraplex.supervisor.migration import migrate
 from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
-from loraplex.supervisor.port import check_port_free, find_engine_port, find_free_port
+from loraplex.supervisor.port import check_port_free, find_free_port, hold_engine_port
 from loraplex.supervisor.readiness import wait_until_ready, wait_until_served
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
@@ -85,12 +85,11 @@ async def run_platform(options: UpOptions, environ: Mapping[str, str], display: 
     """
     check_binding(options)
     settings = read_settings(environ, "up")
-    stop = _stop_on_signals()
+    stop = _stop_on_signals(display, options.drain_s)
     folder = DataFolder(options.data_dir)
-    with folder.lock():
+    with folder.lock(), hold_addresses(options) as addresses:
         signer = folder.prepare(settings.get("signing_key"))
         admin_key, is_new_key = load_admin_key(settings.get("admin_key"), folder.path)
-        addresses = choose_addresses(options)
         base = await _unless(stop, _prepare(options, environ, folder, display))
         specs = [build(options, environ, folder, base, addresses) for build in (build_gateway, build_engine)]
         platform = RunningPlatform(admin_key, is_new_key, base, folder, addresses, signer, stop)
@@ -117,16 +116,17 @@ def check_binding(options: UpOptions) -> None:
         )
 
 
-def choose_addresses(options: UpOptions) -> Addresses:
-    """Return ports that are free now.
+@contextmanager
+def hold_addresses(options: UpOptions) -> Iterator[Addresses]:
+    """Choose ports that are free now; the engine's stays kept for it.
 
     Raises:
-        PortTakenError: The gateway's is not.
+        PortTakenError: The gateway's is not free.
     """
     if options.port:
         check_port_free(options.host, options.port)
-        return Addresses(options.host, options.port, find_engine_port())
-    return Addresses(options.host, find_free_port(options.host), find_free_port("127.0.0.1"))
+    with hold_engine_port(usual=options.port != 0) as engine_port:
+        yield Addresses(options.host, options.port or find_free_port(options.host), engine_port)
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
@@ -168,7 +168,6 @@ async def _running(specs: Sequence[ChildSpec], display: Display, drain_s: float)
             await child.start()
         yield children
     finally:
-        display.say(f"Stopping; running answers get {drain_s:.0f} s. Once more to stop at once.")
         gateway, *engines = children
         await gateway.stop(drain_s + _STOP_MARGIN_S)
         for engine in engines:
@@ -202,13 +201,14 @@ def _build_token_header(signer: TokenSigner) -> dict[str, str]:
     return {"authorization": f"Bearer {signer.sign(identity, 'engine')}"}
 
 
-def _stop_on_signals() -> asyncio.Event:
+def _stop_on_signals(display: Display, drain_s: float) -> asyncio.Event:
     """Return an event that the first SIGINT or SIGTERM sets; a second one ends this process, and so its children."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)
 
     def handle() -> None:
+        display.say(f"Stopping; running answers get {drain_s:.0f} s. Once more to stop at once.")
         stop.set()
         for number in signals:
             loop.remove_signal_handler(number)

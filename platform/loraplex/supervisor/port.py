@@ -1,13 +1,15 @@
-"""Ports of this machine: whether one is free, and finding one that is."""
+"""Ports of this machine: whether one is free, finding one that is, and keeping one for the engine."""
 
 from __future__ import annotations
 
 import socket
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from loraplex.supervisor.errors import PortTakenError
 
-_FIRST_ENGINE_PORT = 8100
-_NUM_ENGINE_PORTS = 100
+_ENGINE_PORTS = range(8100, 8200)
 
 
 def check_port_free(host: str, port: int) -> None:
@@ -30,14 +32,39 @@ def find_free_port(host: str) -> int:
     return _bind(host, 0)
 
 
-def find_engine_port() -> int:
-    """Return the first free port from 8100 on, else any free one."""
-    for port in range(_FIRST_ENGINE_PORT, _FIRST_ENGINE_PORT + _NUM_ENGINE_PORTS):
+@contextmanager
+def hold_engine_port(*, usual: bool) -> Iterator[int]:
+    """Keep a port of the loopback for the engine, which binds it seconds later and again whenever it starts anew.
+
+    The port is bound here and not listened on. Where two sockets may share that (Linux), whoever wants any free port
+    gets another one; elsewhere it is let go of before the engine comes.
+
+    Args:
+        usual: The first free port from 8100 on; else, and where these are taken, any free one.
+    """
+    with _hold_one(_ENGINE_PORTS if usual else ()) as holder:
+        port: int = holder.getsockname()[1]
+        if sys.platform == "linux":
+            # after bind, so that two holders exclude each other, and before the engine's, which sets it too
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        else:
+            holder.close()
+        yield port
+
+
+def _hold_one(ports: Iterable[int]) -> socket.socket:
+    """Return a socket that is bound to the first free one of `ports`, else to any."""
+    for port in (*ports, 0):
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            return _bind("127.0.0.1", port)
+            holder.bind(("127.0.0.1", port))
         except OSError:
-            continue
-    return find_free_port("127.0.0.1")
+            holder.close()
+            if not port:
+                raise
+        else:
+            return holder
+    raise AssertionError("0 is the last")
 
 
 def _bind(host: str, port: int) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
@@ -21,7 +22,7 @@ from loraplex.supervisor.child import Child, ChildSpec
 from loraplex.supervisor.data_folder import DataFolder
 from loraplex.supervisor.display import Display
 from loraplex.supervisor.environment import build_environment, give_default_file
-from loraplex.supervisor.errors import FolderInUseError, StoppedError, UpError
+from loraplex.supervisor.errors import FolderInUseError, PartFailedError, StoppedError, UpError
 from loraplex.supervisor.flag_check import check_engine_flags
 from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_engine, build_gateway
@@ -102,10 +103,37 @@ async def test_platform_that_is_stopped_while_it_starts_ends_with_130(
         raise AssertionError
 
     monkeypatch.setattr("loraplex.supervisor.platform._prepare", prepare)
-    monkeypatch.setattr("loraplex.supervisor.platform.choose_addresses", lambda _: Addresses("127.0.0.1", 1, 2))
+    give_addresses(monkeypatch)
+    shown = io.StringIO()
     with pytest.raises(StoppedError) as caught:
-        await run_platform(options(tmp_path), {}, Display(Console(file=io.StringIO())), on_ready)
+        await run_platform(options(tmp_path), {}, Display(Console(file=shown, width=200)), on_ready)
     assert caught.value.exit_code == 130
+    assert "Once more to stop at once" in shown.getvalue()
+
+
+def give_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = Addresses("127.0.0.1", 1, 2)
+    monkeypatch.setattr("loraplex.supervisor.platform.hold_addresses", lambda _: contextlib.nullcontext(addresses))
+
+
+async def test_only_a_signal_is_told_how_to_stop_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def prepare(*_: object) -> PulledBase:
+        return base(tmp_path)
+
+    async def fail(*_: object) -> None:
+        raise PartFailedError("the engine has no memory")
+
+    def build(*_: object) -> ChildSpec:
+        return ChildSpec("part", (sys.executable, "-c", "import time; time.sleep(60)"), {}, tmp_path / "part.log")
+
+    for name, value in (("_prepare", prepare), ("_wait_and_register", fail), ("build_gateway", build)):
+        monkeypatch.setattr(f"loraplex.supervisor.platform.{name}", value)
+    monkeypatch.setattr("loraplex.supervisor.platform.build_engine", build)
+    give_addresses(monkeypatch)
+    shown = io.StringIO()
+    with pytest.raises(PartFailedError):
+        await run_platform(options(tmp_path), {}, Display(Console(file=shown, width=200)), fail)
+    assert "top" not in shown.getvalue()
 
 
 def test_long_log_is_turned_over(tmp_path: Path) -> None:
