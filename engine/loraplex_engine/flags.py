@@ -7,8 +7,10 @@ ignored. Knows neither torch nor HTTP.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +37,30 @@ class Later:
     reason: str
 
 
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(KiB|MiB|GiB|TiB)|([0-9]+)")
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def size(text: str) -> int:
+    """Bytes of `2147483648`, `2GiB` or `1.5GiB`.
+
+    Raises:
+        ConfigError: It is none of these, or no whole number of bytes.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    num_bytes = Fraction(match[1] or match[3]) * _UNITS.get(match[2], 1) if match else Fraction(1, 2)
+    if num_bytes.denominator != 1:
+        raise ConfigError("must be bytes, as in 2147483648, or have KiB, MiB, GiB or TiB behind it, as in 2GiB")
+    return int(num_bytes)
+
+
 FLAGS = (
     Flag("max-model-len", "max_model_len", int, "longest prompt plus answer, tokens (default: the base's)"),
     Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once (default: 16)"),
     Flag(
         "max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most (default: 2048)"
     ),
-    Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", int, "size of the KV cache, bytes"),
+    Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", size, "size of the KV cache, bytes or as 2GiB"),
     Flag(
         "gpu-memory-utilization",
         "gpu_memory_utilization",
@@ -56,7 +75,12 @@ FLAGS = (
     Flag("max-loras", "max_loras", int, "adapter slots (default: 8)"),
     Flag("max-cpu-loras", "max_cpu_loras", int, "adapters kept in host memory (default: 4 x max-loras)"),
     Flag("max-lora-rank", "max_lora_rank", int, "highest rank, at most 256 (default: 64)"),
-    Flag("adapter-cache-bytes", "adapter_cache_bytes", int, "adapter files kept on disk, bytes (default: 10 GiB)"),
+    Flag(
+        "adapter-cache-bytes",
+        "adapter_cache_bytes",
+        size,
+        "adapter files kept on disk, bytes or as 2GiB (default: 10GiB)",
+    ),
     Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds (default: 60)"),
     Flag(
         "step-timeout", "step_timeout_s", float, "silence after which the core counts as stuck, seconds (default: 60)"
@@ -130,6 +154,8 @@ def _find(name: str, args: argparse.Namespace, settings: Mapping[str, str]) -> s
 def _parse(flag: Flag, text: str) -> Any:
     try:
         return flag.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"--{flag.name} is {text!r}, but {error}.") from None
     except ValueError:
         raise ConfigError(f"--{flag.name} is {text!r}, but must be a number ({flag.parse.__name__}).") from None
 

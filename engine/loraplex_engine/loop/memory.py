@@ -15,6 +15,8 @@ from loraplex_engine.models.config import ModelConfig
 
 _MAX_CPU_KV_BYTES = 2 << 30
 _CPU_KV_SHARE = 0.20
+_LIBRARY_BYTES = 512 << 20
+"""Of an interpreter with torch, generously."""
 _LEVERS = (
     "lower --kv-cache-memory-bytes (or --gpu-memory-utilization), --max-num-batched-tokens, --max-loras or "
     "--max-lora-rank"
@@ -51,9 +53,10 @@ class MemoryPlan:
         needed = self.fixed_bytes + self.kv_bytes + self.step_bytes + self.slot_bytes
         if needed > free_bytes:
             raise StartupError(
-                f"The engine needs {_size(needed)} (weights {_size(self.fixed_bytes)}, "
-                f"KV cache {_size(self.kv_bytes)}, a step {_size(self.step_bytes)}, "
-                f"adapter slots {_size(self.slot_bytes)}), but {_size(free_bytes)} of memory are free: {_LEVERS}."
+                f"The engine needs {format_size(needed)} (weights {format_size(self.fixed_bytes)}, "
+                f"KV cache {format_size(self.kv_bytes)}, a step {format_size(self.step_bytes)}, "
+                f"adapter slots {format_size(self.slot_bytes)}), but {format_size(free_bytes)} of memory are free: "
+                f"{_LEVERS}."
             )
 
     def to_lines(self, process_bytes: int) -> Iterator[str]:
@@ -68,7 +71,7 @@ class MemoryPlan:
             ("adapters in host memory", self.host_bytes, "at most, those in slots among them"),
             ("this process now", process_bytes, ""),
         )
-        yield from (f"memory: {name:<24}{_size(size):>10}  {note}".rstrip() for name, size, note in rows)
+        yield from (f"memory: {name:<24}{format_size(size):>10}  {note}".rstrip() for name, size, note in rows)
 
 
 def plan_memory(config: EngineConfig, model: ModelConfig, itemsize: int, *, is_mapped: bool) -> MemoryPlan:
@@ -111,13 +114,44 @@ def choose_kv_bytes(config: EngineConfig, plan: MemoryPlan, machine: MachineMemo
     share = int(machine.total_bytes * config.gpu_memory_utilization)
     left = share - process_bytes - plan.step_bytes - plan.host_bytes
     if left <= 0:
+        hundredths = 100 * (share - left) // machine.total_bytes + 1
         raise StartupError(
-            f"--gpu-memory-utilization {config.gpu_memory_utilization} allows {_size(share)}, but weights and process "
-            f"use {_size(process_bytes)}, a step {_size(plan.step_bytes)} and adapters in host memory up to "
-            f"{_size(plan.host_bytes)}: raise it, or lower --max-num-batched-tokens, --max-cpu-loras or "
-            "--max-lora-rank."
+            f"--gpu-memory-utilization {config.gpu_memory_utilization} allows {format_size(share)}, but weights and "
+            f"process use {format_size(process_bytes)}, a step {format_size(plan.step_bytes)} and adapters in host "
+            f"memory up to {format_size(plan.host_bytes)}: {_raise_to(hundredths)}lower --max-num-batched-tokens, "
+            "--max-cpu-loras or --max-lora-rank."
         )
     return left
+
+
+def check_share(config: EngineConfig, plan: MemoryPlan, machine: MachineMemory, block_bytes: int) -> None:
+    """Refuse a share that cannot be enough before the weights are read, and name one that is.
+
+    Args:
+        config: settings of the engine, with `gpu_memory_utilization`.
+        plan: as foreseen.
+        machine: its memory.
+        block_bytes: of one KV block.
+
+    Raises:
+        StartupError: Weights and adapters in host memory alone are above the share.
+    """
+    assert config.gpu_memory_utilization is not None, "asked for by a share"
+    share = int(machine.total_bytes * config.gpu_memory_utilization)
+    if plan.fixed_bytes + plan.host_bytes < share:
+        return
+    num_blocks = -(-max(config.max_model_len, 1) // config.block_size)
+    least = plan.fixed_bytes + plan.host_bytes + plan.step_bytes + _LIBRARY_BYTES + num_blocks * block_bytes
+    hundredths = -(-100 * least // machine.total_bytes)
+    raise StartupError(
+        f"--gpu-memory-utilization {config.gpu_memory_utilization} allows {format_size(share)} of "
+        f"{format_size(machine.total_bytes)}, but weights need {format_size(plan.fixed_bytes)} and adapters in host "
+        f"memory up to {format_size(plan.host_bytes)}: {_raise_to(hundredths)}lower --max-cpu-loras or --max-lora-rank."
+    )
+
+
+def _raise_to(hundredths: int) -> str:
+    return f"raise it to at least {hundredths / 100:.2f}, or " if hundredths <= 100 else ""
 
 
 def choose_num_blocks(config: EngineConfig, budget: int, bytes_per_block: int, max_model_len: int) -> int:
@@ -162,5 +196,6 @@ def _estimate_step(config: EngineConfig, model: ModelConfig, itemsize: int) -> i
     return config.max_num_batched_tokens * width * itemsize + scores
 
 
-def _size(num_bytes: int) -> str:
+def format_size(num_bytes: int) -> str:
+    """Bytes as people read them."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"

@@ -13,7 +13,14 @@ from loraplex_engine.errors import StartupError
 from loraplex_engine.kv.reservation import Reservation
 from loraplex_engine.loop.base import Base, open_base
 from loraplex_engine.loop.machine import read_machine_memory, read_process_bytes
-from loraplex_engine.loop.memory import MemoryPlan, choose_kv_bytes, choose_num_blocks, plan_memory
+from loraplex_engine.loop.memory import (
+    MemoryPlan,
+    check_share,
+    choose_kv_bytes,
+    choose_num_blocks,
+    format_size,
+    plan_memory,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +50,8 @@ def prepare(config: EngineConfig) -> Preparation:
     machine = read_machine_memory()
     if config.gpu_memory_utilization is None:
         plan = _add_kv(config, base, plan, choose_kv_bytes(config, plan, machine, 0))
+    else:
+        check_share(config, plan, machine, base.block_bytes(config.block_size))
     plan.check_fits(machine.free_bytes)
     return Preparation(base, plan, Reservation(plan.kv_bytes) if plan.kv_bytes else None)
 
@@ -85,4 +94,13 @@ def _add_kv(config: EngineConfig, base: Base, plan: MemoryPlan, budget: int) -> 
     block_bytes = base.block_bytes(config.block_size)
     num_blocks = choose_num_blocks(config, budget, block_bytes, base.max_model_len)
     check_length(config, base.max_model_len, num_blocks * config.block_size)
+    if config.kv_cache_memory_bytes and budget - num_blocks * block_bytes >= block_bytes:
+        _log.warning(
+            "--kv-cache-memory-bytes asks for %s, but %d requests (--max-num-seqs) of %d tokens (--max-model-len) "
+            "can use only %s: the KV cache has that size",
+            format_size(budget),
+            config.max_num_seqs,
+            base.max_model_len,
+            format_size(num_blocks * block_bytes),
+        )
     return replace(plan, kv_bytes=num_blocks * block_bytes, kv_tokens=num_blocks * config.block_size)

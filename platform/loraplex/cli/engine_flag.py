@@ -26,7 +26,7 @@ class EngineFlags:
         float | None, _flag("Share of the memory for the engine; what is left of it is KV cache.")
     ] = None
     kv_cache_memory_bytes: Annotated[
-        int | None, _flag("KV cache, bytes; default 2 GiB, or a fifth of less memory.")
+        str | None, _flag("KV cache, bytes or as 2GiB; default 2GiB, or a fifth of less memory.")
     ] = None
     block_size: Annotated[int | None, _flag("Positions of one KV block; default 16.")] = None
     dtype: Annotated[str | None, _flag("auto (bfloat16 where the CPU has it, else float32) or either.")] = None
@@ -38,7 +38,9 @@ class EngineFlags:
     max_loras: Annotated[int | None, _flag("Adapter slots; default 8.")] = None
     max_cpu_loras: Annotated[int | None, _flag("Adapters kept in host memory; default 4 x max-loras.")] = None
     max_lora_rank: Annotated[int | None, _flag("Highest adapter rank, at most 256; default 64.")] = None
-    adapter_cache_bytes: Annotated[int | None, _flag("Adapter files kept on disk, bytes; default 10 GiB.")] = None
+    adapter_cache_bytes: Annotated[
+        str | None, _flag("Adapter files kept on disk, bytes or as 2GiB; default 10GiB.")
+    ] = None
     device: Annotated[str | None, _flag("auto or cpu; this version serves on the CPU.")] = None
     attention_backend: Annotated[str | None, _flag("Only auto; there is one attention kernel.")] = None
     enforce_eager: Annotated[bool | None, _flag("Always on: there are no captured graphs.")] = None

@@ -88,6 +88,23 @@ def test_a_share_of_the_memory_arrives_from_flag_and_environment() -> None:
     assert parse(engine_gpu_memory_utilization="0.90").gpu_memory_utilization == 0.9
 
 
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("2147483648", 2 << 30), ("2GiB", 2 << 30), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("4KiB", 4096)],
+)
+def test_sizes_are_bytes_or_have_a_unit(text: str, num_bytes: int) -> None:
+    assert parse("--kv-cache-memory-bytes", text).kv_cache_memory_bytes == num_bytes
+    assert parse(engine_kv_cache_memory_bytes=text).kv_cache_memory_bytes == num_bytes
+    assert parse("--adapter-cache-bytes", "1TiB").adapter_cache_bytes == 1 << 40
+
+
+@pytest.mark.parametrize("text", ["2G", "2GB", "2gib", "0.3KiB", "-1", "1.5", "GiB", ""])
+@pytest.mark.parametrize("flag", ["--kv-cache-memory-bytes", "--adapter-cache-bytes"])
+def test_another_size_is_told_how_to_be_written(flag: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{flag} is '{text}', but must be bytes, .* as in 2GiB\.$"):
+        parse(f"{flag}={text}")
+
+
 def test_durations_and_urls_arrive() -> None:
     config = parse("--adapter-load-timeout", "2.5", "--step-timeout", "9", "--registry-url", "http://127.0.0.1:1/")
     assert (config.adapter_load_timeout_s, config.step_timeout_s) == (2.5, 9)

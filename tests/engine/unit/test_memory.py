@@ -12,7 +12,7 @@ from loraplex_engine.config import EngineConfig, check_config
 from loraplex_engine.errors import ConfigError, StartupError
 from loraplex_engine.kv.reservation import Reservation
 from loraplex_engine.loop.machine import MachineMemory
-from loraplex_engine.loop.memory import MemoryPlan, choose_kv_bytes, choose_num_blocks, plan_memory
+from loraplex_engine.loop.memory import MemoryPlan, check_share, choose_kv_bytes, choose_num_blocks, plan_memory
 from loraplex_engine.loop.profile import limit_rows
 from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.layout import expected_tensors
@@ -66,8 +66,22 @@ def test_a_share_gives_the_pool_what_process_step_and_adapters_leave() -> None:
 
 def test_a_share_that_is_used_already_does_not_start_and_says_by_what() -> None:
     asked = config(gpu_memory_utilization=0.1)
-    with pytest.raises(StartupError, match=r"0\.1 allows 1\.00 GiB.* use 2\.00 GiB.*300\.0 MiB.*--max-cpu-loras"):
+    with pytest.raises(
+        StartupError, match=r"0\.1 allows 1\.00 GiB.* use 2\.00 GiB.*300\.0 MiB.*to at least 0\.33, or.*--max-cpu-loras"
+    ):
         choose_kv_bytes(asked, PLAN, MachineMemory(10 * GIB, GIB), 2 * GIB)
+
+
+def test_a_share_below_weights_and_adapters_is_refused_beforehand_with_one_that_does() -> None:
+    machine = MachineMemory(40 * GIB, GIB)
+    with pytest.raises(
+        StartupError, match=r"0\.01 allows 409\.6 MiB of 40\.00 GiB.*raise it to at least 0\.06, or"
+    ) as refused:
+        check_share(config(gpu_memory_utilization=0.01), PLAN, machine, MIB)
+    assert "weights need 480.0 MiB and adapters in host memory up to 1.00 GiB" in str(refused.value)
+    check_share(config(gpu_memory_utilization=0.06), PLAN, machine, MIB)
+    with pytest.raises(StartupError, match=r"up to 1\.00 GiB: lower --max-cpu-loras"):
+        check_share(config(gpu_memory_utilization=0.9), PLAN, MachineMemory(GIB, GIB), MIB)
 
 
 def test_share_and_bytes_together_are_refused() -> None:

@@ -58,6 +58,22 @@ def test_what_the_machine_does_not_have_is_not_allocated(
     assert len(reserved) == 2
 
 
+def test_a_pool_that_nobody_could_fill_is_capped_and_told(base: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare(config(base, kv_cache_memory_bytes=MIB, max_num_seqs=1024))
+    assert not caplog.records
+    plan = prepare(config(base, kv_cache_memory_bytes=64 * MIB, max_num_seqs=2, max_model_len=64)).plan
+    (record,) = caplog.records
+    assert plan.kv_tokens == 128
+    assert "asks for 64.0 MiB, but 2 requests (--max-num-seqs) of 64 tokens (--max-model-len)" in record.getMessage()
+    assert f"only {plan.kv_bytes / MIB:.1f} MiB" in record.getMessage()
+
+
+def test_a_share_that_is_too_small_is_refused_before_weights_are_read(base: Path, free: Any) -> None:
+    free(90 * MIB)
+    with pytest.raises(StartupError, match=r"--gpu-memory-utilization 0\.01 allows 1\.0 MiB of 100\.0 MiB"):
+        prepare(config(base, gpu_memory_utilization=0.01))
+
+
 def test_too_many_slots_for_the_memory_are_refused(base: Path, free: Any) -> None:
     free(1000 * MIB)
     with pytest.raises(StartupError, match="--max-loras"):
