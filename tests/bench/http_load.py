@@ -51,6 +51,11 @@ class Workload:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the body."""
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether tokens are drawn; each request then has a seed."""
+        return bool(self.extra.get("temperature"))
+
 
 @dataclass
 class Outcome:
@@ -111,7 +116,7 @@ def run_load(target: Target, work: Workload, words: Words, seed: int, prefix_see
             "stream": True,
             "stream_options": {"include_usage": True},
             **work.extra,
-            **({"seed": index} if work.extra.get("temperature") else {}),
+            **({"seed": index} if work.is_sampled else {}),
         }
         for index in range(work.num_requests)
     ]
