@@ -21,7 +21,7 @@ from loraplex_engine.kv.reservation import Reservation
 from loraplex_engine.loop.base import Base
 from loraplex_engine.loop.calibration import calibrate_runner
 from loraplex_engine.loop.hooks import TOLERATED, Hooks
-from loraplex_engine.loop.machine import read_process_bytes
+from loraplex_engine.loop.machine import read_machine_memory, read_process_bytes
 from loraplex_engine.loop.memory import MemoryPlan
 from loraplex_engine.loop.preparation import Preparation, prepare, settle
 from loraplex_engine.loop.profile import StepProfile, count_blocks, limit_rows, profile_step
@@ -89,7 +89,7 @@ def build_engine(
     runner = build_runner(plan.kv_tokens // config.block_size, preparation.memory)
     facts = _describe(config, base, loaded, plan)
     budget = StepBudget(calibrate_runner(runner, facts.num_blocks, facts.block_size, facts.max_model_len))
-    for line in plan.to_lines(read_process_bytes()):
+    for line in plan.to_lines(read_process_bytes(), read_machine_memory()):
         on_progress(line)
     return _join(config, facts, runner, DeviceBank(table, replacements), build_loader(base.spec, base.dtype), budget)
 

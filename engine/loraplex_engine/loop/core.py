@@ -61,7 +61,8 @@ def run_core(launch: CoreLaunch) -> int:
 
     try:
         preparation = prepare(launch.config)
-        # imports torch, which takes a second
+        # takes a second
+        send(wire.CoreProgress("importing PyTorch"))
         from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process
 
         engine = build_engine(

@@ -59,17 +59,25 @@ class MemoryPlan:
                 f"{_LEVERS}."
             )
 
-    def to_lines(self, process_bytes: int) -> Iterator[str]:
-        """The table for people, one line a row."""
+    def to_lines(self, process_bytes: int, machine: MachineMemory) -> Iterator[str]:
+        """The table for people, one line a row: what is taken at once and its sum, adapters at most, what there is.
+
+        Args:
+            process_bytes: what this process holds now.
+            machine: its memory, or the control group's.
+        """
+        total = self.fixed_bytes + self.kv_bytes + self.step_bytes
         rows = (
             ("weights of the layers", self.weight_bytes, ""),
             ("head, packed", self.head_bytes, ""),
             ("embedding", self.embedding_bytes, "" if self.embedding_bytes else "served from the file's pages"),
             ("KV cache", self.kv_bytes, f"{self.kv_tokens} tokens"),
             ("a step at the limits", self.step_bytes, ""),
-            ("adapter slots", self.slot_bytes, "at most"),
-            ("adapters in host memory", self.host_bytes, "at most, those in slots among them"),
+            ("= without adapters", total, ""),
+            ("+ adapters, at most", self.host_bytes, f"{format_size(self.slot_bytes)} of them in slots"),
+            ("= at most", total + self.host_bytes, ""),
             ("this process now", process_bytes, ""),
+            ("the machine", machine.total_bytes, f"{format_size(machine.free_bytes)} free"),
         )
         yield from (f"memory: {name:<24}{format_size(size):>10}  {note}".rstrip() for name, size, note in rows)
 

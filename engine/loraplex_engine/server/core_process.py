@@ -165,6 +165,7 @@ class CoreProcess:
         pump = asyncio.create_task(link.pump(self._client.receive))
         try:
             self._client.attach(link.send)
+            _log.info("starting the core")
             self._process = process = await self._spawn(self._build_launch(link.to_core, link.to_front))
             exit_code = asyncio.create_task(process.wait())
             watch = asyncio.create_task(self._watch(process))

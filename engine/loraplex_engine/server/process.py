@@ -202,7 +202,7 @@ async def run_front(front: Front, core: CoreProcess, server: uvicorn.Server, lis
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    sys.stdout.write(f"listening on {_url(listener)}\n")
+    sys.stdout.write(f"listening on {_url(listener)} (503 until the core is ready)\n")
     sys.stdout.flush()
     tasks = [
         asyncio.create_task(core.run(), name="core"),

@@ -114,8 +114,9 @@ def describe_engine(engine: Replica) -> str:
     if model is None:
         return ""
     cache = model.num_blocks * model.block_size
-    rows = "" if model.row_invariant is None else f", rows {'' if model.row_invariant else 'NOT '}independent"
+    alone = f", answers {'do not' if model.row_invariant else 'MAY'} depend on what shares the batch"
     return (
         f"{model.dtype}, context {model.max_model_len}, {model.max_loras} adapter slots up to rank "
-        f"{model.max_lora_rank}, KV for {cache} tokens, {model.ops or 'unknown'} ops{rows}"
+        f"{model.max_lora_rank}, KV for {cache} tokens, {model.ops or 'unknown'} ops"
+        f"{'' if model.row_invariant is None else alone}"
     )

@@ -52,7 +52,7 @@ class LiveEngine:
         command = [sys.executable, "-c", PROGRAM, json.dumps(config), SIGNER.public_pem.decode()]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        self.url = self.process.stdout.readline().removeprefix("listening on ").strip()
+        self.url = self.process.stdout.readline().removeprefix("listening on ").split()[0]
         self.model_of: dict[str | None, str] = {}
 
     def __enter__(self) -> LiveEngine:

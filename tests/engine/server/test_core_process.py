@@ -100,6 +100,17 @@ async def test_a_killed_core_fails_its_requests_and_comes_back(tmp_path: Path) -
         assert (await finish_of(client, "b")).finish == "stop"
 
 
+async def test_the_log_says_that_a_core_starts_before_the_core_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = CoreClient()
+    with caplog.at_level("INFO"):
+        async with running(build_core(tmp_path, client), client):
+            told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "starting the core"
+    assert told[-1].startswith("serving ")
+
+
 async def test_a_core_that_falls_silent_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     client = CoreClient()
     core = build_core(tmp_path, client, "hangs", step_timeout_s=0.5, tick_s=0.05)

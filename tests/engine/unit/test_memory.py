@@ -129,11 +129,19 @@ def test_slots_are_foreseen_at_the_highest_rank() -> None:
 
 
 def test_the_table_has_every_use_and_the_tokens() -> None:
-    lines = list(replace(PLAN, kv_tokens=4321).to_lines(3 * GIB))
+    lines = list(replace(PLAN, kv_tokens=4321).to_lines(3 * GIB, MachineMemory(16 * GIB, 9 * GIB)))
     assert any("KV cache" in line and "2.00 GiB" in line and "4321 tokens" in line for line in lines)
     assert any("embedding" in line and "the file's pages" in line for line in lines)
     assert any("this process now" in line and "3.00 GiB" in line for line in lines)
+    assert any("the machine" in line and "16.00 GiB" in line and "9.00 GiB free" in line for line in lines)
     assert all(line.startswith("memory: ") for line in lines)
+
+
+def test_the_table_adds_up() -> None:
+    plan = replace(PLAN, weight_bytes=GIB, head_bytes=GIB, step_bytes=GIB)
+    rows = [line.removeprefix("memory: ") for line in plan.to_lines(0, MachineMemory(1, 1))]
+    sizes = {row[:24].strip(): row[24:].split()[0] for row in rows}
+    assert (sizes["= without adapters"], sizes["+ adapters, at most"], sizes["= at most"]) == ("5.00", "1.00", "6.00")
 
 
 @pytest.mark.parametrize(

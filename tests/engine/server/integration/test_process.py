@@ -61,7 +61,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
             env=os.environ | {"PYTHONPATH": str(SCRIPT.parent)},
         )
         assert process.stdout is not None
-        url = process.stdout.readline().removeprefix("listening on ").strip()
+        line = process.stdout.readline()
+        assert line.endswith(" (503 until the core is ready)\n")
+        url = line.removeprefix("listening on ").split()[0]
         client = httpx.Client(base_url=url, headers={"authorization": f"Bearer {sign()}"}, timeout=20)
         started.append((process, client))
         wait_until(lambda: client.get("/readyz").status_code == 200)

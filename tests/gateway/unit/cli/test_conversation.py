@@ -217,8 +217,9 @@ def test_status_is_ready_when_an_engine_serves(gateway: Start, capsys: pytest.Ca
     assert main(["status"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "bfloat16, context 512, 8 adapter slots up to rank 64, KV for 160 tokens, native ops, rows independent" in shown
-    )
+        "bfloat16, context 512, 8 adapter slots up to rank 64, KV for 160 tokens, native ops, "
+        "answers do not depend on what shares the batch"
+    ) in shown
 
 
 def stream(*pieces: str, then: type[BaseException] | None = None) -> httpx.Response:
