@@ -134,7 +134,7 @@ class Aliases:
             seen.check(alias)
             targets = await _read_previous(change.session, alias)
             if not targets:
-                raise ConflictError(f"the alias {name} has nothing to go back to")
+                raise ConflictError(f"The alias {name} has nothing to go back to")
             await _check_ready(change.session, row, targets)
             return show_alias(await _move(change, row, name, targets, "rollback", by))
 
@@ -177,9 +177,9 @@ class Aliases:
 
 def _check_weights(targets: Sequence[Target]) -> None:
     if not 1 <= len(targets) <= _MAX_TARGETS:
-        raise InvalidRequestError(f"an alias has 1 to {_MAX_TARGETS} targets", param="targets")
+        raise InvalidRequestError(f"An alias has 1 to {_MAX_TARGETS} targets", param="targets")
     if len({target.version for target in targets}) < len(targets):
-        raise InvalidRequestError("each version may be a target once", param="targets")
+        raise InvalidRequestError("Each version may be a target once", param="targets")
     if any(target.weight < 1 for target in targets) or sum(target.weight for target in targets) != 100:
         raise InvalidRequestError("weights are integers from 1 on that sum to 100", param="targets")
 
@@ -190,7 +190,7 @@ async def _check_ready(session: AsyncSession, adapter: AdapterRow, targets: Sequ
         if version is None:
             raise NotFoundError(f"{adapter.tenant}/{adapter.name} has no version {target.version}", param="targets")
         if version.state != "ready":
-            raise ConflictError(f"version {target.version} is {version.state}, not ready", param="targets")
+            raise ConflictError(f"Version {target.version} is {version.state}, not ready", param="targets")
 
 
 async def _find_set(session: AsyncSession, adapter: AdapterRow, name: str) -> AliasRow | None:

@@ -105,7 +105,7 @@ def split_keys(text: str) -> tuple[bytes, ...]:
 
 def _in_data_dir(values: Mapping[str, str], template: str) -> str:
     if "data_dir" not in values:
-        raise SettingError("set LORAPLEX_DATA_DIR, or both LORAPLEX_DATABASE_URL and LORAPLEX_OBJECT_STORE_URL")
+        raise SettingError("Set LORAPLEX_DATA_DIR, or both LORAPLEX_DATABASE_URL and LORAPLEX_OBJECT_STORE_URL")
     return template.format(Path(values["data_dir"]).expanduser().resolve())
 
 

@@ -119,7 +119,7 @@ def check_exposure(settings: Settings) -> None:
 
 def _in_data_dir(data_dir: Path | None, template: str) -> str:
     if data_dir is None:
-        raise SettingsError("set LORAPLEX_DATA_DIR, or both LORAPLEX_DATABASE_URL and LORAPLEX_OBJECT_STORE_URL")
+        raise SettingsError("Set LORAPLEX_DATA_DIR, or both LORAPLEX_DATABASE_URL and LORAPLEX_OBJECT_STORE_URL")
     return template.format(data_dir)
 
 

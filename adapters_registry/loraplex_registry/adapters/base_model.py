@@ -118,7 +118,7 @@ async def _check_free(change: Change, name: str, is_tenant: Callable[[str], bool
         sa.select(AdapterRow.id).where(AdapterRow.tenant == name, AdapterRow.deleted_at.is_(None)).limit(1)
     )
     if tenant.first() is not None or is_tenant(name):
-        raise NameReservedError(f"a tenant is called {name}; give --served-model-name", param="name")
+        raise NameReservedError(f"A tenant is called {name}; give --served-model-name", param="name")
 
 
 def _merge(change: Change, known: BaseRow, spec: BaseSpec, by: Identity) -> None:

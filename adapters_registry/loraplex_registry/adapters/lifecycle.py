@@ -68,7 +68,7 @@ class Lifecycle:
 
         async def restore(change: Change, version: VersionRow) -> None:
             if version.state != "retired":
-                raise ConflictError(f"version {number} is {version.state}; only a retired version can be restored")
+                raise ConflictError(f"Version {number} is {version.state}; only a retired version can be restored")
             version.state, version.retired_at = "ready", None
             _mark(change, version, by, "adapter.version_restored")
 
@@ -85,7 +85,7 @@ class Lifecycle:
 
         async def quarantine(change: Change, version: VersionRow) -> None:
             if version.state == "retired":
-                raise ConflictError(f"version {number} is retired; nobody can call it")
+                raise ConflictError(f"Version {number} is retired; nobody can call it")
             if version.state != "quarantined":
                 _quarantine(change, version, by, "by_admin", "An administrator took it out of service.")
 
@@ -124,7 +124,7 @@ class Lifecycle:
 
         async def release(change: Change, version: VersionRow) -> None:
             if version.state == "retired":
-                raise ConflictError(f"version {number} is retired; restore it instead")
+                raise ConflictError(f"Version {number} is retired; restore it instead")
             if version.state == "quarantined":
                 version.state, version.quarantine = "ready", None
                 _mark(change, version, by, "adapter.version_released")
@@ -222,15 +222,15 @@ def _quarantine(change: Change, version: VersionRow, by: Identity, reason: Quara
 
 def _check_not_gone(version: VersionRow, *, allows_quarantined: bool) -> None:
     if version.state == "quarantined" and not allows_quarantined:
-        raise QuarantinedError(f"version {version.number} is quarantined; an admin must release it first")
+        raise QuarantinedError(f"Version {version.number} is quarantined; an admin must release it first")
     if version.state == "purged":
-        raise RetiredError(f"version {version.number} is purged: its bytes are gone; upload it again")
+        raise RetiredError(f"Version {version.number} is purged: its bytes are gone; upload it again")
 
 
 async def _check_untargeted(change: Change, version: VersionRow) -> None:
     for alias in await list_aliases(change.session, [version.adapter_id]):
         if any(target.version == version.number for target in read_targets(alias.targets)):
-            raise ConflictError(f"the alias {alias.name} targets version {version.number}; point it elsewhere first")
+            raise ConflictError(f"The alias {alias.name} targets version {version.number}; point it elsewhere first")
 
 
 async def _list_all(change: Change, tenant: TenantRef) -> Sequence[AdapterRow]:

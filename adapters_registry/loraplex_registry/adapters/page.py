@@ -44,7 +44,7 @@ class PageOrder(msgspec.Struct, frozen=True):
             return parse(base64.urlsafe_b64decode(self.cursor.encode()).decode())
         except (ValueError, binascii.Error) as error:
             raise InvalidRequestError(
-                "the cursor is not one that a list gave; start without it", param="cursor"
+                "The cursor is not one that a list gave; start without it", param="cursor"
             ) from error
 
 

@@ -25,4 +25,4 @@ def find_target(by: Identity, name: str) -> TenantRef:
         return TenantRef(by.target_tenant_id, name)
     if by.tenant == name and by.tenant_id:
         return TenantRef(by.tenant_id, name)
-    raise NotFoundError(f"there is no tenant {name}, or it is not yours", param="tenant")
+    raise NotFoundError(f"There is no tenant {name}, or it is not yours", param="tenant")

@@ -85,7 +85,7 @@ class AdapterRoutes(Controller):
         read_query(request)
         wanted = await read_json(request, _AdapterPatch)
         if not wanted.is_default:
-            raise InvalidRequestError("make another adapter the default instead", param="is_default")
+            raise InvalidRequestError("Make another adapter the default instead", param="is_default")
         return await services.lifecycle.make_default(target, adapter, caller)
 
     @delete(_ADAPTER, status_code=204)
@@ -140,11 +140,11 @@ class AdapterRoutes(Controller):
         async with services.database.read() as session:
             version = await get_version(session, target, adapter, read_number(number))
         if version.state == "purged":
-            raise RetiredError(f"version {number} is purged: its bytes are gone")
+            raise RetiredError(f"Version {number} is purged: its bytes are gone")
         for file in msgspec.convert(version.files, tuple[_StoredFile, ...]):
             if file.name == name:
                 return await _send(services, version.digest, file)
-        raise NotFoundError(f"version {number} has no file {name}", param="name")
+        raise NotFoundError(f"Version {number} has no file {name}", param="name")
 
     @delete(_VERSION, status_code=200)
     async def retire(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:

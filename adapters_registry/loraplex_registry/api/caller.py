@@ -43,7 +43,7 @@ def enter_tenant(request: Request[Any, Any, Any], tenant: str, scope: str) -> tu
     caller = get_caller(request)
     target = find_target(caller, tenant)
     if not caller.has_scope(scope):
-        raise PermissionDeniedError(f"this key lacks the scope {scope}", param=None)
+        raise PermissionDeniedError(f"This key lacks the scope {scope}", param=None)
     return target, caller
 
 
@@ -55,7 +55,7 @@ def check_admin(request: Request[Any, Any, Any], *, writes: bool) -> Identity:
     """
     caller = get_caller(request)
     if not (caller.is_admin or (caller.is_platform and not writes)):
-        raise PermissionDeniedError("only an admin key may do this")
+        raise PermissionDeniedError("Only an admin key may do this")
     return caller
 
 

@@ -63,7 +63,7 @@ async def _get_manifest(services: Services, digest: str) -> Manifest:
         is_known = (await session.execute(query)).first() is not None
     manifest = await asyncio.to_thread(services.store.find_manifest, digest) if is_known else None
     if manifest is None:
-        raise NotFoundError(f"there is no artifact {digest}", param="digest")
+        raise NotFoundError(f"There is no artifact {digest}", param="digest")
     return manifest
 
 
@@ -71,4 +71,4 @@ async def _send(services: Services, digest: str, name: str, file: Any) -> Stream
     try:
         return await send_file(services.store, digest, f"files/{name}", file)
     except ArtifactMissingError as error:
-        raise NotFoundError(f"there is no artifact {digest}", param="digest") from error
+        raise NotFoundError(f"There is no artifact {digest}", param="digest") from error

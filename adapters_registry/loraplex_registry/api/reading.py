@@ -38,9 +38,9 @@ def read_query(request: Request[Any, Any, Any], *known: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
-            raise UnknownParameterError(f"the parameter {name} is not known here", param=name)
+            raise UnknownParameterError(f"The parameter {name} is not known here", param=name)
         if name in found:
-            raise InvalidRequestError(f"the parameter {name} is there twice", param=name)
+            raise InvalidRequestError(f"The parameter {name} is there twice", param=name)
         found[name] = value
     return found
 
@@ -70,7 +70,7 @@ def read_number(text: str) -> int:
         NotFoundError: It is no number from 1 on, written plainly in ASCII.
     """
     if _NUMBER.fullmatch(text) is None:
-        raise NotFoundError("there is no such version: its number is 1 or more, in plain digits", param="version")
+        raise NotFoundError("There is no such version: its number is 1 or more, in plain digits", param="version")
     return int(text)
 
 
@@ -82,7 +82,7 @@ def check_plain(request: Request[Any, Any, Any]) -> None:
     """
     encodings = request.headers.getall("content-encoding", [])
     if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
-        raise UnsupportedMediaTypeError("send the body without Content-Encoding")
+        raise UnsupportedMediaTypeError("Send the body without Content-Encoding")
 
 
 async def read_json(request: Request[Any, Any, Any], kind: type[T]) -> T:
@@ -94,12 +94,12 @@ async def read_json(request: Request[Any, Any, Any], kind: type[T]) -> T:
         InvalidRequestError: A field is missing, unknown or of another type.
     """
     if request.content_type[0] not in ("application/json", "application/merge-patch+json", ""):
-        raise UnsupportedMediaTypeError("send application/json")
+        raise UnsupportedMediaTypeError("Send application/json")
     check_plain(request)
     try:
         return msgspec.convert(parse_json(await request.body()), kind)
     except JsonError as error:
-        raise InvalidJsonError(f"the body is not strict JSON: {error}") from error
+        raise InvalidJsonError(f"The body is not strict JSON: {error}") from error
     except msgspec.ValidationError as error:
         raise _explain(error) from error
 
@@ -114,7 +114,7 @@ def read_precondition(request: Request[Any, Any, Any]) -> Precondition:
     if none_match is not None and none_match.strip() != "*":
         raise InvalidRequestError("If-None-Match may only be *", param="If-None-Match")
     if match is not None and none_match is not None:
-        raise InvalidRequestError("give If-Match or If-None-Match, not both", param="If-None-Match")
+        raise InvalidRequestError("Give If-Match or If-None-Match, not both", param="If-None-Match")
     if match is not None and match.strip() == "*":
         return Precondition(any_revision=True)
     revisions = frozenset(_read_revisions(match)) if match is not None else None
@@ -139,7 +139,7 @@ def _explain(error: msgspec.ValidationError) -> InvalidRequestError:
     prefix = f"{path[1]}." if path else ""
     unknown, missing = _UNKNOWN_FIELD.search(message), _MISSING_FIELD.search(message)
     if unknown:
-        return UnknownParameterError(f"the field {prefix}{unknown[1]} is not known here", param=f"{prefix}{unknown[1]}")
+        return UnknownParameterError(f"The field {prefix}{unknown[1]} is not known here", param=f"{prefix}{unknown[1]}")
     if missing:
-        return InvalidRequestError(f"the field {prefix}{missing[1]} is missing", param=f"{prefix}{missing[1]}")
+        return InvalidRequestError(f"The field {prefix}{missing[1]} is missing", param=f"{prefix}{missing[1]}")
     return InvalidRequestError(message, param=path[1] if path else None)

@@ -38,7 +38,7 @@ def build_order(
     """
     query = read_query(request, "promote", "dry_run", "wait", "base")
     if "base" in query and not caller.is_admin:
-        raise PermissionDeniedError("only an admin may force a base", param="base")
+        raise PermissionDeniedError("Only an admin may force a base", param="base")
     _check_length(request, settings)
     return UploadOrder(
         tenant=tenant,
@@ -73,7 +73,7 @@ def _read_wait_s(text: str | None, settings: RegistrySettings) -> float:
 def _read_boundary(request: Request[Any, Any, Any]) -> str:
     kind, parameters = request.content_type
     if kind != "multipart/form-data":
-        raise UnsupportedMediaTypeError("send multipart/form-data, one part `files` per file")
+        raise UnsupportedMediaTypeError("Send multipart/form-data, one part `files` per file")
     check_plain(request)
     boundary = parameters.get("boundary", "").strip('"')
     if not 1 <= len(boundary) <= 200:
@@ -84,7 +84,7 @@ def _read_boundary(request: Request[Any, Any, Any]) -> str:
 def _check_length(request: Request[Any, Any, Any], settings: RegistrySettings) -> None:
     text = request.headers.get("content-length", "0")
     if text.isascii() and text.isdigit() and int(text) > settings.max_upload_bytes:
-        raise PayloadTooLargeError(f"the body is larger than {settings.max_upload_bytes >> 20} MiB")
+        raise PayloadTooLargeError(f"The body is larger than {settings.max_upload_bytes >> 20} MiB")
 
 
 def _read_idempotency_key(request: Request[Any, Any, Any]) -> str | None:

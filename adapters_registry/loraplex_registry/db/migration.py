@@ -89,7 +89,7 @@ def check_revision(url: str) -> None:
         return
     if found is not None and needed in _compatible(url):
         return
-    raise MigrationError(f"the database is at revision {found or 'none'}, this program needs {needed}; run {_COMMAND}")
+    raise MigrationError(f"The database is at revision {found or 'none'}, this program needs {needed}; run {_COMMAND}")
 
 
 def head() -> str:
@@ -117,7 +117,7 @@ def _config() -> Config:
 def _check_known(config: Config, revision: str | None) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
-        raise MigrationError(f"the database is at revision {revision}, newer than this program; upgrade the program")
+        raise MigrationError(f"The database is at revision {revision}, newer than this program; upgrade the program")
 
 
 @contextlib.contextmanager
@@ -130,7 +130,7 @@ def _connect(url: str) -> Iterator[sa.Connection]:
         with engine.connect() as connection:
             yield connection
     except sa.exc.OperationalError as error:
-        raise UnavailableError(f"the database does not answer: {error.orig}") from error
+        raise UnavailableError(f"The database does not answer: {error.orig}") from error
     finally:
         engine.dispose()
 

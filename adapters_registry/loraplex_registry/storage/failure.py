@@ -22,4 +22,4 @@ def unavailable_on_failure() -> Iterator[None]:
         yield
     except OSError as error:
         _log.error("the object store cannot be written: %s", error.strerror)
-        raise StoreUnavailableError(f"the object store cannot be written: {error.strerror}") from error
+        raise StoreUnavailableError(f"The object store cannot be written: {error.strerror}") from error

@@ -42,11 +42,11 @@ async def choose_base(order: UploadOrder, seen: Seen, files: Mapping[str, Staged
     """
     bases = seen.bases
     if not bases:
-        raise ConflictError("there is no base model yet; an admin registers one, as `loraplex up` does")
+        raise ConflictError("There is no base model yet; an admin registers one, as `loraplex up` does")
     named = _find_named(order.base, bases) if order.base is not None else None
     if seen.adapter is not None:
         if named is not None and named.id != seen.adapter.base_id:
-            raise ConflictError(f"the adapter belongs to the base {seen.adapter.base.name}", param="base")
+            raise ConflictError(f"The adapter belongs to the base {seen.adapter.base.name}", param="base")
         return next(base for base in bases if base.id == seen.adapter.base_id)
     return named or _choose_by_config(await asyncio.to_thread(_read_base_name, files[CONFIG_FILE].path), bases)
 
@@ -55,7 +55,7 @@ def _find_named(name: str, bases: Sequence[BaseRow]) -> BaseRow:
     for base in bases:
         if name == base.name or name in base.accepted_names:
             return base
-    raise NotFoundError(f"there is no base {name}", param="base")
+    raise NotFoundError(f"There is no base {name}", param="base")
 
 
 def _read_base_name(path: Path) -> str | None:

@@ -67,7 +67,7 @@ def build_job(files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool) -
 
 def _late(timeout_s: float) -> UnavailableError:
     return UnavailableError(
-        f"there is no verdict after {timeout_s:g} s and nothing was stored; repeat with a longer ?wait="
+        f"There is no verdict after {timeout_s:g} s and nothing was stored; repeat with a longer ?wait="
     )
 
 

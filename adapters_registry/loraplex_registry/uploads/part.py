@@ -27,18 +27,18 @@ def read_filename(part: MultipartSegment) -> str:
         UnsupportedMediaTypeError: The part is encoded.
     """
     if part.name != _FIELD:
-        raise UnknownParameterError(f"send each file as a part called {_FIELD!r}, not {part.name!r}", param=part.name)
+        raise UnknownParameterError(f"Send each file as a part called {_FIELD!r}, not {part.name!r}", param=part.name)
     _check_plain(part)
     lines = [value for name, value in part.headerlist if name == _DISPOSITION]
     if len(lines) != 1:
-        raise InvalidRequestError("a part has Content-Disposition twice; send it once", param=_DISPOSITION)
+        raise InvalidRequestError("A part has Content-Disposition twice; send it once", param=_DISPOSITION)
     return _read_parameters(lines[0]).get("filename", part.filename or "")
 
 
 def _check_plain(part: MultipartSegment) -> None:
     for name, value in part.headerlist:
         if value.strip().lower() not in _PLAIN.get(name, (value.strip().lower(),)):
-            raise UnsupportedMediaTypeError(f"send each part without {name}: its bytes as they are")
+            raise UnsupportedMediaTypeError(f"Send each part without {name}: its bytes as they are")
 
 
 def _read_parameters(line: str) -> dict[str, str]:
@@ -47,10 +47,10 @@ def _read_parameters(line: str) -> dict[str, str]:
     while position < len(line):
         match = _PARAMETER.match(line, position)
         if match is None:
-            raise InvalidRequestError("a part's Content-Disposition cannot be read", param=_DISPOSITION)
+            raise InvalidRequestError("A part's Content-Disposition cannot be read", param=_DISPOSITION)
         name = match[1].lower()
         if name in found or name.endswith("*"):
-            raise InvalidRequestError("a part needs one name and one filename, each plain", param=_DISPOSITION)
+            raise InvalidRequestError("A part needs one name and one filename, each plain", param=_DISPOSITION)
         found[name] = match[2] if match[2] is not None else match[3]
         position = match.end()
     return found

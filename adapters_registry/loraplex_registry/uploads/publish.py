@@ -74,7 +74,7 @@ async def publish(
         await change.session.flush()
     if version.state == "quarantined":
         raise QuarantinedError(
-            f"the same content is version {version.number}, which is quarantined; an admin must release it, "
+            f"The same content is version {version.number}, which is quarantined; an admin must release it, "
             "or upload other content"
         )
     await _promote(change, order, seen, version)

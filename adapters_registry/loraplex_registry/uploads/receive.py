@@ -61,12 +61,12 @@ async def receive(
             async for chunk in _bounded(body, idle_timeout_s):
                 num_bytes += len(chunk)
                 if num_bytes > max_bytes:
-                    raise PayloadTooLargeError(f"the body is larger than {max_bytes >> 20} MiB")
+                    raise PayloadTooLargeError(f"The body is larger than {max_bytes >> 20} MiB")
                 for event in parser.parse(chunk):
                     await receiver.take(event)
             parser.close()
     except MultipartError as error:
-        raise InvalidRequestError(f"the body is not whole multipart/form-data: {error}", param="body") from error
+        raise InvalidRequestError(f"The body is not whole multipart/form-data: {error}", param="body") from error
     check_file_names(list(receiver.files))
     return receiver.files
 

@@ -134,7 +134,7 @@ class Uploads:
     async def _publish(self, order: UploadOrder, seen: Seen, candidate: Candidate, change: Change) -> UploadResult:
         # NOTE: only here, under the lock on names: the tenant may have been deleted while its upload was on its way
         if not self.is_alive(order.tenant.id):
-            raise NotFoundError(f"the tenant {order.tenant.name} was deleted meanwhile", param="tenant")
+            raise NotFoundError(f"The tenant {order.tenant.name} was deleted meanwhile", param="tenant")
         return await publish(order, seen, candidate, self._store, change)
 
     @asynccontextmanager

@@ -65,7 +65,7 @@ def check_alias_name(text: str) -> str:
         InvalidNameError: It is not a letter followed by up to 31 of a-z, 0-9 and '-'.
     """
     if not is_alias_name(text):
-        raise InvalidNameError("an alias is a letter a-z and up to 31 of a-z, 0-9 and '-'", param="alias")
+        raise InvalidNameError("An alias is a letter a-z and up to 31 of a-z, 0-9 and '-'", param="alias")
     return text
 
 

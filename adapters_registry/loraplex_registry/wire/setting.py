@@ -168,7 +168,7 @@ def _read(environ: Mapping[str, str], setting: Setting) -> str | None:
     if (value or path) and not setting.is_built:
         raise SettingError(f"{setting.name} is not supported yet; unset it", param=setting.name)
     if value and path:
-        raise SettingError(f"give {setting.name} or {setting.name}_FILE, not both", param=setting.name)
+        raise SettingError(f"Give {setting.name} or {setting.name}_FILE, not both", param=setting.name)
     if path:
         return _read_file(setting, Path(path))
     return value or setting.default

@@ -16,6 +16,7 @@ from loraplex.errors import AuthenticationError, NotFoundError
 from loraplex.gateway.authentication import Authenticator, target
 from loraplex.gateway.directory import Directory
 from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.naming import is_name
 
 _OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
 _INTERNAL = "/internal/"
@@ -69,5 +70,12 @@ class Door(ASGIMiddleware):
             return identity
         aimed = target(identity, path_params["tenant"], self._directory)
         if aimed is None:
-            raise NotFoundError("There is no such tenant, or it is not yours.", param="tenant")
+            raise NotFoundError(_explain_no_tenant(identity, path_params["tenant"]), param="tenant")
         return aimed
+
+
+def _explain_no_tenant(identity: Identity, name: str) -> str:
+    """Say what an admin can do; others are not told whether the tenant exists."""
+    if identity.is_admin and is_name(name):
+        return f"There is no tenant {name}. An admin creates it, as `loraplex tenants create {name}` does."
+    return "There is no such tenant, or it is not yours."

@@ -136,7 +136,7 @@ def check_may_infer(identity: Identity) -> None:
         PermissionDeniedError: The key lacks it.
     """
     if not identity.has_scope(INFER):
-        raise PermissionDeniedError(f"this key lacks the scope {INFER}")
+        raise PermissionDeniedError(f"This key lacks the scope {INFER}")
 
 
 def read_timeout(text: str | None) -> float:

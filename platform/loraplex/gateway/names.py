@@ -68,6 +68,10 @@ class NameIndex:
         base = self._bases.get(name)
         return None if base is None else base.fingerprint
 
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether there is a living tenant of that name."""
+        return self._find_tenant_id(tenant) is not None
+
     def find_adapter(self, tenant: str, name: str) -> AdapterName | None:
         """Return a living adapter of a living tenant."""
         return self._adapters_of(tenant).get(name)

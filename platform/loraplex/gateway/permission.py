@@ -24,7 +24,7 @@ def require_scope(request: Request[Any, Any, Any], scope: str) -> Identity:
     """
     identity = get_identity(request)
     if not identity.has_scope(scope):
-        raise PermissionDeniedError(f"this key lacks the scope {scope}")
+        raise PermissionDeniedError(f"This key lacks the scope {scope}")
     return identity
 
 
@@ -36,7 +36,7 @@ def require_admin(request: Request[Any, Any, Any]) -> Identity:
     """
     identity = get_identity(request)
     if not identity.is_admin:
-        raise PermissionDeniedError("only an admin key may do this")
+        raise PermissionDeniedError("Only an admin key may do this")
     return identity
 
 
@@ -48,5 +48,5 @@ def require_platform(request: Request[Any, Any, Any]) -> Identity:
     """
     identity = get_identity(request)
     if not identity.is_platform:
-        raise PermissionDeniedError("only a platform key may read this")
+        raise PermissionDeniedError("Only a platform key may read this")
     return identity

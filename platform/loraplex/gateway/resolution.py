@@ -83,10 +83,10 @@ def resolve(model: str, caller: Caller, names: NameIndex, canary_key: str) -> Re
         raise _not_found(model)
     adapter = _find_adapter(match, names)
     if adapter is None:
-        raise _not_found(model)
+        raise _no_adapter(model, names)
     version = _find_version(match, adapter, canary_key)
     if version is None:
-        raise _not_found(model)
+        raise _no_version(model, match, adapter)
     return Resolved(adapter.base, adapter, _check_state(model, version))
 
 
@@ -170,6 +170,31 @@ def _explain_quarantine(model: str, version: VersionName) -> str:
     found = version.quarantine
     cause = "" if found is None else f" since {found.since} ({found.reason}: {found.message.rstrip('.')})"
     return f"{model}: version {version.number} is quarantined{cause}; upload a new version, or let an admin release it"
+
+
+def _no_adapter(model: str, names: NameIndex) -> ModelNotFoundError:
+    """The error for a name of the caller's own; of a bare tenant's it says what there is to do."""
+    if "/" in model or not names.has_tenant(model):
+        return _not_found(model)
+    own = names.adapters([model])
+    if not own:
+        todo = f"has no adapter yet; upload one, as `loraplex adapters push FOLDER --as {model}` does"
+    else:
+        todo = f"has no default adapter; name one, as in {model}/{own[0].name}, or make it the default"
+    return ModelNotFoundError(f"The tenant {model} {todo}", param="model")
+
+
+def _no_version(model: str, match: re.Match[str], adapter: AdapterName) -> ModelNotFoundError:
+    """The error for an adapter of the caller's own; without a live version it says how one becomes live."""
+    if (match["alias"] or LIVE) != LIVE or match["number"] or match["digest"] or adapter.aliases.get(LIVE):
+        return _not_found(model)
+    name = f"{adapter.tenant}/{adapter.name}"
+    ready = [version.number for version in adapter.versions if version.state == "ready"]
+    if ready:
+        todo = f"promote one, as `loraplex adapters promote {name}@{max(ready)}` does"
+    else:
+        todo = f"upload one, as `loraplex adapters push FOLDER --as {name}` does"
+    return ModelNotFoundError(f"The adapter {name} has no live version; {todo}", param="model")
 
 
 def _not_found(model: str) -> ModelNotFoundError:

@@ -73,7 +73,7 @@ def _check_given(key: str) -> str:
 
 def _read_or_create(name: str, data_dir: Path | None, setting: str, make: Callable[[], str]) -> tuple[str, bool]:
     if data_dir is None:
-        raise SettingsError(f"set {setting}, or LORAPLEX_DATA_DIR so that one can be made and kept")
+        raise SettingsError(f"Set {setting}, or LORAPLEX_DATA_DIR so that one can be made and kept")
     path = data_dir / name
     try:
         data_dir.mkdir(parents=True, exist_ok=True)

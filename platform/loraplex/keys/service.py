@@ -160,12 +160,12 @@ def _check_grant(by: Identity, scopes: Sequence[str], role: str) -> None:
     if role not in ("tenant", *PLATFORM_ROLES):
         raise InvalidRequestError(f"role is one of {', '.join(PLATFORM_ROLES)}, or absent", param="role")
     if role != "tenant" and not by.is_admin:
-        raise PermissionDeniedError("only an admin key may create platform keys", param="role")
+        raise PermissionDeniedError("Only an admin key may create platform keys", param="role")
     for scope in scopes:
         if scope not in SCOPES:
             raise InvalidRequestError(f"{scope!r} is not a scope; scopes are {', '.join(SCOPES)}", param="scopes")
         if not by.has_scope(scope):
-            raise PermissionDeniedError(f"a key gives only scopes that it has; this one lacks {scope}", param="scopes")
+            raise PermissionDeniedError(f"A key gives only scopes that it has; this one lacks {scope}", param="scopes")
 
 
 async def _insert(connection: AsyncConnection, row: dict[str, Any]) -> None:

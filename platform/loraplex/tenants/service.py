@@ -59,7 +59,7 @@ class TenantService:
                 await connection.execute(tenant.insert(), row)
                 await _record(connection, by, "tenant.created", row, {"bases": row["bases"]})
         except IntegrityError as error:
-            raise ConflictError(f"there is a tenant {name!r} already", param="name") from error
+            raise ConflictError(f"There is a tenant {name!r} already", param="name") from error
         return row
 
     async def change_tenant(self, by: Identity, tenant_id: uuid.UUID, changes: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def _check_free(connection: AsyncConnection, name: str) -> None:
     )
     for deleted_at in (await connection.execute(query)).scalars():
         if deleted_at is None:
-            raise ConflictError(f"there is a tenant {name!r} already", param="name")
+            raise ConflictError(f"There is a tenant {name!r} already", param="name")
         until = (deleted_at + _NAME_KEPT).date().isoformat()
         raise NameReservedError(f"{name!r} belonged to a deleted tenant and is reserved until {until}", param="name")
 

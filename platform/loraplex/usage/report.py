@@ -40,7 +40,7 @@ async def sum_usage(database: Database, query: UsageQuery) -> list[dict[str, Any
         rows = (await connection.execute(statement)).mappings().all()
     if len(rows) > MAX_ROWS:
         raise InvalidRequestError(
-            f"there are more than {MAX_ROWS:,} groups; narrow from, to or tenant, or group by less",
+            f"There are more than {MAX_ROWS:,} groups; narrow from, to or tenant, or group by less",
             param="group_by",
         )
     return [_plain(dict(row)) for row in rows]

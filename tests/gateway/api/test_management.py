@@ -80,7 +80,10 @@ class TestDoor:
             missing = await world.call("GET", f"{TENANTS}/team-z{path}", key=key)
             assert check_error(foreign, 404, "not_found", "tenant") == check_error(missing, 404, "not_found", "tenant")
         check_error(await world.call("GET", "/api/v1/usage?tenant=team-y", key=key), 404, "not_found", "tenant")
-        check_error(await world.call("GET", f"{TENANTS}/team-z"), 404, "not_found", "tenant")
+        told = check_error(await world.call("GET", f"{TENANTS}/team-z/adapters"), 404, "not_found", "tenant")
+        assert "`loraplex tenants create team-z`" in told
+        told = check_error(await world.call("GET", f"{TENANTS}/Team%20Z"), 404, "not_found", "tenant")
+        assert "tenants create" not in told
 
     async def test_an_own_resource_without_the_scope_is_forbidden(self, world: GatewayWorld) -> None:
         await world.create_tenant("team-x")
@@ -245,7 +248,8 @@ class TestTenants:
         await world.create_tenant("team-x")
         key = await world.create_key("team-x")
         await world.push("team-x")
-        check_error(await world.call("DELETE", f"{TENANTS}/team-x"), 409, "conflict")
+        told = check_error(await world.call("DELETE", f"{TENANTS}/team-x"), 409, "conflict")
+        assert told.startswith("team-x has 1 adapter; delete it first")
         check_error(
             await world.call("DELETE", f"{TENANTS}/team-x?cascade=yes"), 400, "invalid_request_error", "cascade"
         )

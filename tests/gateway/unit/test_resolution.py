@@ -133,6 +133,39 @@ async def test_another_tenants_name_is_as_unknown_as_one_that_does_not_exist() -
     assert resolve("team-y", ALL, index, "key").full_name == "team-y/default@1"
 
 
+@pytest.mark.parametrize(
+    ("own", "model", "todo"),
+    [
+        ((), "team-x", "The tenant team-x has no adapter yet; upload one.* push FOLDER --as team-x`"),
+        (
+            (adapter("a"), adapter("b")),
+            "team-x",
+            "The tenant team-x has no default adapter; name one, as in team-x/a",
+        ),
+        (
+            (adapter("a", versions=(version(1), version(2)), aliases={}),),
+            "team-x/a",
+            "The adapter team-x/a has no live version; promote one.* promote team-x/a@2`",
+        ),
+        (
+            (adapter("a", versions=(version(1, "retired"),), aliases={}),),
+            "team-x/a@live",
+            "The adapter team-x/a has no live version; upload one.* --as team-x/a`",
+        ),
+        ((adapter("a"),), "team-x/b", "The model 'team-x/b' does not exist, or"),
+    ],
+)
+async def test_an_own_name_without_a_live_version_says_what_to_do(
+    own: tuple[AdapterName, ...], model: str, todo: str
+) -> None:
+    index = await build_index(*own)
+    for caller in (TEAM_X, ALL):
+        with pytest.raises(ModelNotFoundError, match=todo):
+            resolve(model, caller, index, "key")
+    with pytest.raises(ModelNotFoundError, match="does not exist, or this key may not call it"):
+        resolve(model, Caller("team-y", None), index, "key")
+
+
 async def test_a_base_needs_to_be_allowed() -> None:
     index = await build_index()
     assert resolve(BASE, TEAM_X, index, "key").full_name == BASE

@@ -94,5 +94,5 @@ def _require_reader(request: Request[Any, Any, Any]) -> Identity:
     """Read-only admins see keys; tenants need the scope that also writes them, as there is no other."""
     identity = get_identity(request)
     if not identity.is_platform and not identity.has_scope(_WRITE):
-        raise PermissionDeniedError(f"this key lacks the scope {_WRITE}")
+        raise PermissionDeniedError(f"This key lacks the scope {_WRITE}")
     return identity

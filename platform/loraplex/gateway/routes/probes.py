@@ -69,4 +69,4 @@ def _check_may_scrape(request: Request[Any, Any, Any], authenticator: Authentica
         return
     identity = authenticator.authenticate(authorization, request.state.request_id)
     if not identity.has_scope(_SCOPE):
-        raise PermissionDeniedError(f"this key lacks the scope {_SCOPE}")
+        raise PermissionDeniedError(f"This key lacks the scope {_SCOPE}")

@@ -108,8 +108,9 @@ def build_tenant_router(
         is_cascade = _read_cascade(request)
         count = await adapters.count_adapters(by)
         if count and not is_cascade:
+            found = "1 adapter; delete it" if count == 1 else f"{count} adapters; delete them"
             raise ConflictError(
-                f"{by.target_tenant} has {count} adapters; delete them first, or add ?cascade=true to delete all of it"
+                f"{by.target_tenant} has {found} first, or add ?cascade=true to delete all of the tenant"
             )
         await adapters.delete_adapters(by)
         await service.delete_tenant(by, get_target_id(by))
@@ -153,7 +154,7 @@ def _check_bases(bases: list[str] | None, names: NameIndex) -> None:
     for name in bases or ():
         if names.find_base(name) is None:
             known = ", ".join(base.name for base in names.bases()) or "none yet"
-            raise InvalidRequestError(f"there is no base {name!r}; bases are: {known}", param="bases")
+            raise InvalidRequestError(f"There is no base {name!r}; bases are: {known}", param="bases")
 
 
 def _read_changes(body: TenantPatch, names: NameIndex) -> dict[str, Any]:
