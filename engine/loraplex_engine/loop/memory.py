@@ -76,7 +76,7 @@ class MemoryPlan:
             ("= without adapters", total, ""),
             ("+ adapters, at most", self.host_bytes, f"{format_size(self.slot_bytes)} of them in slots"),
             ("= at most", total + self.host_bytes, ""),
-            ("this process now", process_bytes, ""),
+            ("this process now", process_bytes, "with Python and PyTorch"),
             ("the machine", machine.total_bytes, f"{format_size(machine.free_bytes)} free"),
         )
         yield from (f"memory: {name:<24}{format_size(size):>10}  {note}".rstrip() for name, size, note in rows)

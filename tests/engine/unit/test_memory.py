@@ -132,7 +132,7 @@ def test_the_table_has_every_use_and_the_tokens() -> None:
     lines = list(replace(PLAN, kv_tokens=4321).to_lines(3 * GIB, MachineMemory(16 * GIB, 9 * GIB)))
     assert any("KV cache" in line and "2.00 GiB" in line and "4321 tokens" in line for line in lines)
     assert any("embedding" in line and "the file's pages" in line for line in lines)
-    assert any("this process now" in line and "3.00 GiB" in line for line in lines)
+    assert any("this process now" in line and "3.00 GiB  with Python and PyTorch" in line for line in lines)
     assert any("the machine" in line and "16.00 GiB" in line and "9.00 GiB free" in line for line in lines)
     assert all(line.startswith("memory: ") for line in lines)
 
