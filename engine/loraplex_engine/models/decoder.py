@@ -17,7 +17,7 @@ from loraplex_engine.core.module_group import EMBEDDING_GROUP, HEAD_GROUP, LAYER
 from loraplex_engine.kv.cache import KVCache
 from loraplex_engine.models.adapted import adapt_embedding, adapt_scores, own_gain
 from loraplex_engine.models.config import ModelConfig
-from loraplex_engine.models.fused import begin_pass, fuse, run_layer
+from loraplex_engine.models.fused import FusedLayers, can_fuse
 from loraplex_engine.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_path
 from loraplex_engine.models.rope import build_cos_sin
 from loraplex_engine.ops.activation import silu_and_mul
@@ -130,8 +130,10 @@ class Decoder:
         angles = build_cos_sin(config.rope, config.head_dim, max_len or config.max_position_embeddings, dtype)
         self._cos_sin = angles.to(self.device)
         self._scale = config.head_dim**-0.5
-        self.fused = fuse(self.layers, config, dtype, self._scale)
-        """The layers as native objects; None: they are composed of single ops, as `_compute_layer` says."""
+        self.fused = (
+            FusedLayers(self.layers, config, self._scale, self._cos_sin) if can_fuse(self.layers, dtype) else None
+        )
+        """The layers as one op; None: they are composed of single ones, as `_compute_layer` says."""
 
     @property
     def linears(self) -> list[PackedLinear]:
@@ -149,15 +151,16 @@ class Decoder:
             adapt_embedding(residual, inputs.token_ids, inputs.adapters)
         x = rms_norm(residual, _gain(self.layers[0].input_norm, inputs), self.config.rms_norm_eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
-        shared = begin_pass(inputs, self._cos_sin) if self.fused is not None else None
+        if self.fused is not None:
+            norms = [
+                norm for pair in zip(self.layers, next_norms, strict=True) for norm in (pair[0].post_norm, pair[1])
+            ]
+            head_norms = [norm for layer in self.layers for norm in layer.head_norms]
+            gains, head_gains = ([_gain(norm, inputs) for norm in found] for found in (norms, head_norms))
+            self.base_gemm_calls += LINEARS_PER_LAYER * len(self.layers)
+            return self.fused.run(x, residual, gains, head_gains, inputs, kv)
         for index, next_norm in enumerate(next_norms):
-            layer, next_gain = self.layers[index], _gain(next_norm, inputs)
-            if self.fused is None:
-                x = self._compute_layer(index, x, residual, next_gain, inputs, kv)
-                continue
-            gains, head_gains = (_gain(layer.post_norm, inputs), next_gain), _head_gains(layer, inputs)
-            x = run_layer(self.fused[index], shared, x, residual, (kv.k[index], kv.v[index]), gains, head_gains)
-            self.base_gemm_calls += LINEARS_PER_LAYER
+            x = self._compute_layer(index, x, residual, _gain(next_norm, inputs), inputs, kv)
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
@@ -175,7 +178,7 @@ class Decoder:
     def _compute_layer(
         self, index: int, x: Tensor, residual: Tensor, next_gain: Tensor, inputs: StepInputs, kv: KVCache
     ) -> Tensor:
-        """One layer by single ops; `run_layer` does the same in one."""
+        """One layer by single ops; `FusedLayers` does the same for all of them in one."""
         eps = self.config.rms_norm_eps
         x = self._attend(index, x, inputs, kv)
         x = add_rms_norm(x, residual, _gain(self.layers[index].post_norm, inputs), eps)
@@ -186,7 +189,7 @@ class Decoder:
         k_cache, v_cache = kv.k[index], kv.v[index]
         qkv = self._project(index, "qkv", x, inputs)
         if layer.head_norms:
-            q_gain, k_gain = _head_gains(layer, inputs)
+            q_gain, k_gain = (_gain(norm, inputs) for norm in layer.head_norms)
             head_rms_norm(qkv, q_gain, k_gain, config.rms_norm_eps, config.num_heads, config.num_kv_heads)
         q = rope_and_store(
             qkv,
@@ -224,7 +227,3 @@ class Decoder:
 
 def _gain(norm: Norm, inputs: StepInputs) -> Tensor:
     return own_gain(norm.path, norm.gain, inputs)
-
-
-def _head_gains(layer: DecoderLayer, inputs: StepInputs) -> list[Tensor]:
-    return [_gain(norm, inputs) for norm in layer.head_norms]

@@ -1,5 +1,5 @@
-// One decoder layer in one call: what models/decoder.py composes of nine ops, by the same functions in the same order,
-// so with the same bits. Included by ops.cpp after the ops.
+// All decoder layers in one call: what models/decoder.py composes of nine ops a layer, by the same functions in the same
+// order, so with the same bits. Included by ops.cpp after the ops.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -31,59 +31,70 @@ c10::intrusive_ptr<Pass> make_pass(const std::vector<Tensor>& rows, const std::v
   return pass;
 }
 
-// Weights and facts of one layer; the linears in the order of kSlices.
-struct Layer : torch::CustomClassHolder {
+// Weights and facts of the layers of one model; the linears in the order of kSlices, layer by layer.
+struct Layers : torch::CustomClassHolder {
   std::vector<Tensor> weights;
   std::vector<std::optional<Tensor>> biases;
-  std::vector<int64_t> out_features;
-  int64_t index, num_heads, num_kv_heads;
+  std::vector<int64_t> out_features;  // of one layer
+  std::vector<std::optional<int64_t>> windows;
+  int64_t num_heads, num_kv_heads;
   double eps, scale;
-  std::optional<int64_t> window;
+
+  int64_t size() const { return int64_t(windows.size()); }
 };
 
-c10::intrusive_ptr<Layer> make_layer(std::vector<Tensor> weights, std::vector<std::optional<Tensor>> biases,
-                                     std::vector<int64_t> out_features, int64_t index, int64_t num_heads,
-                                     int64_t num_kv_heads, double eps, double scale, std::optional<int64_t> window) {
+c10::intrusive_ptr<Layers> make_layers(std::vector<Tensor> weights, std::vector<std::optional<Tensor>> biases,
+                                       std::vector<int64_t> out_features, std::vector<std::optional<int64_t>> windows,
+                                       int64_t num_heads, int64_t num_kv_heads, double eps, double scale) {
   const size_t count = std::size(kSlices);
-  TORCH_CHECK(weights.size() == count && biases.size() == count && out_features.size() == count,
-              "a layer has four linears");
-  auto layer = c10::make_intrusive<Layer>();
-  layer->weights = std::move(weights);
-  layer->biases = std::move(biases);
-  layer->out_features = std::move(out_features);
-  layer->index = index;
-  layer->num_heads = num_heads;
-  layer->num_kv_heads = num_kv_heads;
-  layer->eps = eps;
-  layer->scale = scale;
-  layer->window = window;
-  return layer;
+  TORCH_CHECK(weights.size() == count * windows.size() && biases.size() == weights.size(), "a layer has four linears");
+  TORCH_CHECK(out_features.size() == count, "a layer has four linears");
+  auto layers = c10::make_intrusive<Layers>();
+  layers->weights = std::move(weights);
+  layers->biases = std::move(biases);
+  layers->out_features = std::move(out_features);
+  layers->windows = std::move(windows);
+  layers->num_heads = num_heads;
+  layers->num_kv_heads = num_kv_heads;
+  layers->eps = eps;
+  layers->scale = scale;
+  return layers;
 }
 
-Tensor project(const Layer& layer, const Pass& pass, int64_t group, const Tensor& x) {
+Tensor project(const Layers& layers, const Pass& pass, int64_t index, int64_t group, const Tensor& x) {
   RECORD_FUNCTION("loraplex::packed_linear", std::vector<c10::IValue>());  // a profiler sees it as if it came by itself
-  Tensor y = packed_linear(x, layer.weights[group], layer.biases[group], layer.out_features[group]);
+  const int64_t place = index * int64_t(std::size(kSlices)) + group;
+  Tensor y = packed_linear(x, layers.weights[place], layers.biases[place], layers.out_features[group]);
   if (pass.entries.defined())
-    lora_add(x, y, pass.entries, pass.scalings, pass.occupied, pass.features, layer.index, group, kSlices[group],
+    lora_add(x, y, pass.entries, pass.scalings, pass.occupied, pass.features, index, group, kSlices[group],
              pass.max_rank, pass.token_indices, pass.starts, pass.slots);
   return y;
 }
 
-// x is normalised for this layer, and so is the result for the next. `head_gains`: none, or those of q and k.
-Tensor decoder_layer(const c10::intrusive_ptr<Layer>& layer, const c10::intrusive_ptr<Pass>& pass, const Tensor& x,
-                     const Tensor& residual, const Tensor& k_cache, const Tensor& v_cache, const Tensor& post_gain,
-                     const Tensor& next_gain, const std::vector<Tensor>& head_gains) {
-  const Layer& l = *layer;
+// x is normalised for the first layer, and so is the result for what follows the last. `gains`: of each layer's norm
+// after attention and of the norm that follows the layer; `head_gains`: none, or those of q and k of each layer.
+Tensor decoder_layers(const c10::intrusive_ptr<Layers>& layers, const c10::intrusive_ptr<Pass>& pass, const Tensor& x,
+                      const Tensor& residual, const std::vector<Tensor>& k_caches, const std::vector<Tensor>& v_caches,
+                      const std::vector<Tensor>& gains, const std::vector<Tensor>& head_gains) {
+  const Layers& l = *layers;
   const Pass& p = *pass;
-  const Tensor qkv = project(l, p, 0, x);
-  if (!head_gains.empty())
-    head_rms_norm(qkv, head_gains.at(0), head_gains.at(1), l.eps, l.num_heads, l.num_kv_heads);
-  const Tensor q = rope_and_store(qkv, p.positions, p.cos_sin, k_cache, v_cache, p.cells, l.num_heads, l.num_kv_heads);
-  const Tensor attended =
-      paged_attention(q, k_cache, v_cache, p.block_tables, p.query_start, p.context_len, l.scale, l.window);
-  const Tensor normal = add_rms_norm(project(l, p, 1, attended), residual, post_gain, l.eps);
-  const Tensor inner = silu_and_mul(project(l, p, 2, normal));
-  return add_rms_norm(project(l, p, 3, inner), residual, next_gain, l.eps);
+  const size_t count = l.windows.size();
+  TORCH_CHECK(k_caches.size() == count && v_caches.size() == count && gains.size() == 2 * count, "one of each a layer");
+  TORCH_CHECK(head_gains.empty() || head_gains.size() == 2 * count, "two head gains a layer");
+  Tensor normal = x;
+  for (int64_t i = 0; i < l.size(); ++i) {
+    const Tensor &k_cache = k_caches[i], &v_cache = v_caches[i];
+    const Tensor qkv = project(l, p, i, 0, normal);
+    if (!head_gains.empty())
+      head_rms_norm(qkv, head_gains[2 * i], head_gains[2 * i + 1], l.eps, l.num_heads, l.num_kv_heads);
+    const Tensor q = rope_and_store(qkv, p.positions, p.cos_sin, k_cache, v_cache, p.cells, l.num_heads, l.num_kv_heads);
+    const Tensor attended =
+        paged_attention(q, k_cache, v_cache, p.block_tables, p.query_start, p.context_len, l.scale, l.windows[i]);
+    normal = add_rms_norm(project(l, p, i, 1, attended), residual, gains[2 * i], l.eps);
+    const Tensor inner = silu_and_mul(project(l, p, i, 2, normal));
+    normal = add_rms_norm(project(l, p, i, 3, inner), residual, gains[2 * i + 1], l.eps);
+  }
+  return normal;
 }
 
 }  // namespace

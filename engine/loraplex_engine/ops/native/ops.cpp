@@ -440,7 +440,7 @@ namespace loraplex {
 
 TORCH_LIBRARY(loraplex, m) {
   m.class_<Pass>("Pass").def(torch::init(make_pass));
-  m.class_<Layer>("Layer").def(torch::init(make_layer));
+  m.class_<Layers>("Layers").def(torch::init(make_layers));
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def(
@@ -458,9 +458,9 @@ TORCH_LIBRARY(loraplex, m) {
       "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor query_start, "
       "Tensor context_len, float scale, int? window) -> Tensor");
   m.def(
-      "decoder_layer(__torch__.torch.classes.loraplex.Layer layer, __torch__.torch.classes.loraplex.Pass shared, Tensor x, "
-      "Tensor(a!) residual, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor post_gain, Tensor next_gain, "
-      "Tensor[] head_gains) -> Tensor");
+      "decoder_layers(__torch__.torch.classes.loraplex.Layers layers, __torch__.torch.classes.loraplex.Pass shared, "
+      "Tensor x, Tensor(a!) residual, Tensor[] k_caches, Tensor[] v_caches, Tensor[] gains, Tensor[] head_gains) "
+      "-> Tensor");
   m.def("lora_shrink(Tensor x, " LORAPLEX_TABLE ") -> Tensor");
   m.def("lora_expand(Tensor v, Tensor(a!) y, " LORAPLEX_TABLE ") -> ()");
   m.def("lora_add(Tensor x, Tensor(a!) y, " LORAPLEX_TABLE ") -> ()");
@@ -480,7 +480,7 @@ TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
   m.impl("packed_linear", TORCH_FN(packed_linear));
   m.impl("rope_and_store", TORCH_FN(rope_and_store));
   m.impl("paged_attention", TORCH_FN(paged_attention));
-  m.impl("decoder_layer", TORCH_FN(decoder_layer));
+  m.impl("decoder_layers", TORCH_FN(decoder_layers));
   m.impl("lora_shrink", TORCH_FN(lora_shrink));
   m.impl("lora_expand", TORCH_FN(lora_expand));
   m.impl("lora_add", TORCH_FN(lora_add));
