@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -22,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engines import ATTENTION, QV, SEVEN, EngineWorld
 from loraplex_engine.bases.pull import pull
+from loraplex_engine.core.request import Request
+from loraplex_engine.core.step import StepPlan, StepResult
 from support import write_adapter
 
 _ADAPTERS = [(8, QV), (16, ATTENTION), (4, SEVEN), (8, ATTENTION), (32, SEVEN), (64, SEVEN), (8, SEVEN), (64, QV)]
@@ -47,6 +50,7 @@ def main() -> None:
         digests = _put_adapters(world, Path(folder))
         print(f"SmolLM2-135M, {world.engine.facts.dtype}, {torch.get_num_threads()} threads; adapters of ranks 4 to 64")
         _bench_step(world, digests, args.pairs)
+        _bench_host(world, digests)
         _bench_batching(world, digests, args.tokens)
         _count_linears(world, digests)
 
@@ -90,6 +94,42 @@ def _decode_step_s(world: EngineWorld, digests: list[str] | list[str | None], nu
     for request in requests:
         world.engine.abort(request.request_id)
     return statistics.median(times)
+
+
+def _bench_host(world: EngineWorld, digests: list[str], num_steps: int = 200) -> None:
+    """Microseconds of decode steps outside the model, and those of the prefix index among them."""
+    model_s, index_s = [0.0], [0.0]
+    runner, prefixes = world.engine._runner, world.engine.scheduler.prefixes
+    execute, publish = runner.execute, prefixes.publish
+
+    def timed_execute(plan: StepPlan) -> StepResult:
+        result = execute(plan)
+        model_s[0] = result.model_s
+        return result
+
+    def timed_publish(request: Request) -> None:
+        started_at = time.perf_counter()
+        publish(request)
+        index_s[0] += time.perf_counter() - started_at
+
+    requests = [world.request(ids, digests[i % 8], num_steps + 4) for i, ids in enumerate(_prompts())]
+    for request in requests:
+        world.engine.add(request)
+    while any(not request.output_ids for request in requests):
+        world.engine.step()
+    host, index = [], []
+    with patch.object(runner, "execute", timed_execute), patch.object(prefixes, "publish", timed_publish):
+        for _ in range(num_steps):
+            index_s[0], started_at = 0.0, time.perf_counter()
+            world.engine.step()
+            host.append(1e6 * (time.perf_counter() - started_at - model_s[0]))
+            index.append(1e6 * index_s[0])
+    for request in requests:
+        world.engine.abort(request.request_id)
+    print(
+        f"host, {_NUM_ROWS} rows: p50 {statistics.median(host):.0f} us a step outside the model, of them "
+        f"{statistics.median(index):.0f} us for the prefix index (mean {statistics.mean(index):.0f})"
+    )
 
 
 def _bench_batching(world: EngineWorld, digests: list[str], num_tokens: int) -> None:

@@ -50,6 +50,22 @@ _VLLM_ENVIRONMENT = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """Another server: it stands still while ours is measured, as some look for work without a rest."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+    def pause(self) -> None:
+        """Stop all of its processes where they are."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+
 @dataclass(frozen=True)
 class Case:
     """One workload on one server; `second` names the case that follows over the same prefix."""
@@ -58,12 +74,14 @@ class Case:
     target: Target
     work: Workload
     second: str | None = None
+    peer: Peer | None = None
+    """The server, where it is not ours."""
 
 
 def main() -> int:
     """Measure and print; returns 1 where a target is missed."""
     parser = build_parser(__doc__)
-    parser.add_argument("--vllm", type=Path, help="vLLM's command, of a CPU build in an environment of its own")
+    parser.add_argument("--vllm", help="vLLM's command, of a CPU build in an environment of its own")
     parser.add_argument("--with-adapters", action="store_true", help="measure vLLM with eight adapters, too")
     parser.add_argument("--rounds", type=int, default=3)
     options = parse_options(parser)
@@ -75,14 +93,13 @@ def main() -> int:
         flags = ("--base", str(base), "--max-num-seqs", "16", "--max-loras", "8")
         with running_platform(folder / "data", *flags) as platform:
             engine, gateway = _publish(platform, adapters)
-            served = _running_vllm(options.vllm, base, ()) if options.vllm else nullcontext(None)
-            with served as url:
-                peer = Target("vLLM", url, ("base",)) if url else None
+            served = _running_vllm(Path(options.vllm), base, ()) if options.vllm else nullcontext(None)
+            with served as peer:
                 cases = _list_cases(engine, gateway, peer, is_quick=options.quick)
                 outcomes = _run(cases, Words(base), 1 if options.quick else options.rounds)
         if options.vllm and options.with_adapters:
-            with _running_vllm(options.vllm, base, adapters) as url:
-                outcomes |= _run(_list_adapter_cases(url, len(adapters)), Words(base), 1)
+            with _running_vllm(Path(options.vllm), base, adapters) as peer:
+                outcomes |= _run(_list_adapter_cases(peer, len(adapters)), Words(base), 1)
     _print(report, outcomes)
     _judge(report, outcomes)
     return report.close()
@@ -122,7 +139,7 @@ def _sign(signer: TokenSigner, tenant: str) -> str:
     return signer.sign(identity, "engine", ttl_s=24 * 3600)
 
 
-def _list_cases(engine: Target, gateway: Target, peer: Target | None, *, is_quick: bool) -> list[Case]:
+def _list_cases(engine: Target, gateway: Target, peer: Peer | None, *, is_quick: bool) -> list[Case]:
     short, prefix = (_TINY_SHORT, _TINY_PREFIX) if is_quick else (_SHORT, _PREFIX)
     base_name = _base_name(engine)
     base = replace(engine, models=(base_name,), keys=engine.keys[:1])
@@ -136,15 +153,16 @@ def _list_cases(engine: Target, gateway: Target, peer: Target | None, *, is_quic
         Case("prefix, eight adapters", engine, prefix, second="prefix again, eight adapters"),
     ]
     if peer is not None:
-        cases += [Case("vLLM, base", peer, short), Case("vLLM, prefix, base", peer, prefix)]
+        target = Target("vLLM", peer.url, ("base",))
+        cases += [Case("vLLM, base", target, short, peer=peer), Case("vLLM, prefix, base", target, prefix, peer=peer)]
     return cases
 
 
-def _list_adapter_cases(url: str, num_adapters: int) -> list[Case]:
-    target = Target("vLLM", url, tuple(f"a{index}" for index in range(num_adapters)))
+def _list_adapter_cases(peer: Peer, num_adapters: int) -> list[Case]:
+    target = Target("vLLM", peer.url, tuple(f"a{index}" for index in range(num_adapters)))
     return [
-        Case("vLLM, eight adapters", target, replace(_SHORT, num_requests=32)),
-        Case("vLLM, prefix, eight adapters", target, replace(_PREFIX, num_requests=16)),
+        Case("vLLM, eight adapters", target, replace(_SHORT, num_requests=32), peer=peer),
+        Case("vLLM, prefix, eight adapters", target, replace(_PREFIX, num_requests=16), peer=peer),
     ]
 
 
@@ -157,6 +175,7 @@ def _base_name(engine: Target) -> str:
 def _run(cases: Sequence[Case], words: Words, num_rounds: int) -> dict[str, list[Outcome]]:
     """All cases of every round in a shuffled order, after each server has answered once."""
     rng = random.Random(0)
+    peers = {case.peer for case in cases if case.peer is not None}
     for case in {case.target.name: case for case in cases}.values():
         run_load(case.target, replace(case.work, num_requests=16), words, seed=10_000)
     outcomes: dict[str, list[Outcome]] = {}
@@ -164,10 +183,14 @@ def _run(cases: Sequence[Case], words: Words, num_rounds: int) -> dict[str, list
     for seed, case in follow(turns, "cases"):
         # other tokens in every round, and where one server is asked the same again, so that no cache helps
         own = 100 * seed + case.work.is_sampled
+        for peer in peers:
+            (peer.resume if peer is case.peer else peer.pause)()
         outcomes.setdefault(case.name, []).append(run_load(case.target, case.work, words, own))
         if case.second is not None:
             again = run_load(case.target, case.work, words, own + 50, prefix_seed=own)
             outcomes.setdefault(case.second, []).append(again)
+    for peer in peers:
+        peer.resume()
     return outcomes
 
 
@@ -231,8 +254,8 @@ def _judge(report: Report, outcomes: dict[str, list[Outcome]]) -> None:
 
 
 @contextmanager
-def _running_vllm(command: Path, base: Path, adapters: Sequence[Path]) -> Iterator[str]:
-    """Start vLLM on the base, with adapters `a0`, `a1`, ... where there are any; yields its URL."""
+def _running_vllm(command: Path, base: Path, adapters: Sequence[Path]) -> Iterator[Peer]:
+    """Start vLLM on the base, with adapters `a0`, `a1`, ... where there are any."""
     port = free_port()
     argv = [str(command), "serve", str(base), "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)]
     argv += ["--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "16"]
@@ -248,12 +271,13 @@ def _running_vllm(command: Path, base: Path, adapters: Sequence[Path]) -> Iterat
         process = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait_until_healthy(process, f"http://127.0.0.1:{port}")
-            yield f"http://127.0.0.1:{port}"
+            yield Peer(f"http://127.0.0.1:{port}", process)
         except RuntimeError:
             log.seek(0)
             sys.stderr.write(log.read().decode(errors="replace")[-3000:])
             raise
         finally:
+            os.killpg(process.pid, signal.SIGCONT)
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(_STOP_S)
