@@ -226,7 +226,7 @@ def measure_prefix(report: Report, options: argparse.Namespace, bench: Bench) ->
             name = f"{share:.0%}, {'on' if is_cached else 'off'}"
             rows.append((name, statistics.median(speed[key]), *spread, statistics.median(cached[key]), ratio))
         name = f"tokens/s with the cache over without, {share:.0%} shared"
-        report.check(name, faster, at_least=1.0 if share else 0.97)
+        report.check(name, faster, at_least=1.0 if share else 0.95)
     header = ("shared, cache", "tokens/s", "TTFT p50 ms", "p95", "found", "speed over off")
     report.table(header, rows)
 
