@@ -166,9 +166,12 @@ def test_b077_preempted_streams_are_those_of_an_engine_that_never_preempts(
         fields = {"stop": sorted({match.group() for match in found if match})}
     expected = ample.ask_all(fields)
     before = tight.count("loraplex_preemptions_total")
-    assert tight.ask_all(fields) == expected
-    streamed = tight.ask_all(fields | {"stream": True, "stream_options": {"include_usage": True}})
-    assert streamed == expected
+    # whether they meet, and must preempt, is for the clients' clocks to say
+    for _ in range(5):
+        assert tight.ask_all(fields) == expected
+        assert tight.ask_all(fields | {"stream": True, "stream_options": {"include_usage": True}}) == expected
+        if tight.count("loraplex_preemptions_total") > before:
+            break
     assert tight.count("loraplex_preemptions_total") > before
     assert ample.count("loraplex_preemptions_total") == 0
     for answer in expected:
