@@ -74,4 +74,4 @@ class StepResult:
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     """Of the tokens in `sampled` whose requests asked for them."""
     vouched: frozenset[str] = frozenset()
-    """Requests that computed a part of their prompt, and whose last hidden state in this step is finite."""
+    """Requests that computed a part of their prompt, and of which every hidden state in this step is finite."""

@@ -112,12 +112,6 @@ inline Units load_units(const T* p, int64_t n) {
   return u;
 }
 
-// Ask for `n` elements ahead of their use; never faults.
-template <class T>
-inline void prefetch(const T* p, int64_t n) {
-  for (int64_t i = 0; i < n; i += int64_t(64 / sizeof(T))) __builtin_prefetch(p + i, 0, 2);
-}
-
 // A register of T widened to float32: one vector for float32; for bfloat16 two, of the even and of the odd elements,
 // which costs one operation each where splitting into halves would cost two. Sums may stay in that order.
 template <class T>
