@@ -35,6 +35,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Added to the logit of each token id named."""
     logprobs: int | None = None
     """Tell the log-probability of each token, and this many likeliest beside it; None: tell none."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens, the first excepted."""
+    grammar: str | None = None
+    """What the answer must match, as llguidance reads it; None: anything."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,6 +76,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     deadline_s: float = 600.0
     priority: int = 0
     """Lower goes first."""
+    cache_salt: str = ""
+    """Prefixes are shared among requests of one salt only."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -207,6 +213,8 @@ class TokenEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     stats: RequestStats | None = None
     logprobs: list[TokenLogprobs] = []
     """One for each of `token_ids` where the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] = []
+    """One for each token of the prompt but the first, in the event of the first token or of the end before it."""
 
 
 class TokenEvents(msgspec.Struct, frozen=True, tag="tokens"):

@@ -36,6 +36,66 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
 
 
+class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the model may call; `parameters` is a JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class Tool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool on offer."""
+
+    function: FunctionSpec
+    type: Literal["function"]
+
+
+class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
+    """Names one function."""
+
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """The one tool that must be called."""
+
+    function: FunctionName
+    type: Literal["function"]
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """What a call says: `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A call in an assistant's message."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """The schema that an answer must match."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool = False
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """What the text of an answer must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What a stream carries beside the text."""
 
