@@ -29,6 +29,8 @@ class Request:
     priority: int = 0
     """Lower goes first."""
     deadline_at: float = float("inf")
+    cache_salt: str = ""
+    """Prefixes are shared among a tenant's requests of one salt only."""
     arrived_at: float = 0.0
     wants_logits: bool = False
     """Keep the logits of every prompt position (`Engine.score`); such a request skips cached prefixes."""

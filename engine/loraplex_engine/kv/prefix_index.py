@@ -98,9 +98,13 @@ def common_len(first: Sequence[int], second: Sequence[int]) -> int:
     return length
 
 
-def prefix_seed(tenant_id: str) -> bytes:
-    """Start of a request's chain: no prefix is shared across tenants."""
-    return hashlib.blake2b(tenant_id.encode(), digest_size=16).digest()
+def prefix_seed(tenant_id: str, cache_salt: str = "") -> bytes:
+    """Start of a request's chain: no prefix is shared across tenants, nor across the salts of one."""
+    seed = hashlib.blake2b(tenant_id.encode(), digest_size=16).digest()
+    if not cache_salt:
+        return seed
+    # `person`: whoever chooses salts must not make one that stands for the tokens of a block
+    return hashlib.blake2b(cache_salt.encode(), key=seed, person=b"salt", digest_size=16).digest()
 
 
 def enter_adapter(previous: bytes, digest: str, adapter_start: int) -> bytes:

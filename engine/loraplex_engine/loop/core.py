@@ -187,6 +187,7 @@ class CoreLoop:
             message.tenant_id,
             message.priority,
             deadline_at=time.monotonic() + message.deadline_s,
+            cache_salt=message.cache_salt,
         )
         try:
             self._engine.add(request)

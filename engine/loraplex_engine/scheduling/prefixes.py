@@ -174,7 +174,7 @@ class Prefixes:
 
     def _parent(self, request: Request, index: int) -> bytes:
         """Chain hash before a block; blocks that end before the adapter acts are the base's."""
-        previous = request.block_hashes[index - 1] if index else prefix_seed(request.tenant_id)
+        previous = request.block_hashes[index - 1] if index else prefix_seed(request.tenant_id, request.cache_salt)
         if request.digest is not None and index == request.adapter_start // self._pool.block_size:
             return enter_adapter(previous, request.digest, request.adapter_start)
         return previous

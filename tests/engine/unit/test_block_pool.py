@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -51,10 +53,15 @@ def test_tiny_pools_answer_with_a_shortage(num_blocks: int) -> None:
     assert pool.try_allocate(0) == []
 
 
-def test_prefixes_of_other_adapters_and_tenants_differ() -> None:
-    seeds = [prefix_seed(tenant) for tenant in ("x", "y")]
+def test_prefixes_of_other_adapters_tenants_and_salts_differ() -> None:
+    seeds = [prefix_seed(tenant, salt) for tenant in ("x", "y") for salt in ("", "s", "t")]
     seeds += [enter_adapter(seed, digest, start) for seed in seeds for digest in ("a", "b") for start in (0, 4)]
-    assert len({chain_hash(seed, [1, 2, 3]) for seed in seeds}) == 10
+    assert len({chain_hash(seed, [1, 2, 3]) for seed in seeds}) == 30
+
+
+def test_salt_cannot_stand_for_tokens() -> None:
+    tokens = [65] * 16
+    assert chain_hash(prefix_seed("x"), tokens) != prefix_seed("x", array("q", tokens).tobytes().decode())
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -10,6 +10,7 @@ from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
 from loraplex_engine.errors import StepFailedError
 from loraplex_engine.scheduling.budget import StepBudget
+from loraplex_engine.wire.messages import SamplingParams
 from schedules import World, shape
 
 PREFIX = list(range(100, 1100))
@@ -204,6 +205,17 @@ def test_part_of_a_block_is_not_shared_across_tenants_or_adapters() -> None:
     requests = [world.request("adapter", [1, 2, 3], "d1"), world.request("tenant", [1, 2, 3], tenant="other")]
     world.step()
     assert [request.num_cached for request in requests] == [0, 0]
+
+
+def test_prefixes_are_shared_within_a_salt_alone() -> None:
+    world = World(budget=64, num_blocks=32)
+    num_cached = {}
+    for index, (tenant, salt) in enumerate([("x", "s"), ("x", "s"), ("x", "t"), ("x", ""), ("y", "s"), ("x", "")]):
+        request = Request(f"r{index}", [1, 2, 3, 4, 5, 6], SamplingParams(1), None, tenant, cache_salt=salt)
+        world.scheduler.add(request)
+        world.step()
+        num_cached[index] = request.num_cached
+    assert num_cached == {0: 0, 1: 5, 2: 0, 3: 0, 4: 0, 5: 5}
 
 
 def test_requests_that_share_their_blocks_start_where_copies_of_them_would_not_fit() -> None:
