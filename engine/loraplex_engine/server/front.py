@@ -17,7 +17,7 @@ from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
 from loraplex_engine.server.call import Caller
 from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
 from loraplex_engine.server.core_client import CoreClient
-from loraplex_engine.server.field import read_chat, read_completion, read_tokenize
+from loraplex_engine.server.field.request import read_chat, read_completion, read_tokenize
 from loraplex_engine.server.generation import Generation, GenerationSpec
 from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.server.prompt import DEFAULT_COMPLETION_TOKENS, PromptReader, check_ids, fit_max_tokens

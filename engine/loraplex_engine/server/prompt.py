@@ -68,7 +68,7 @@ class PromptReader:
         if isinstance(message.content, str):
             content = message.content
         else:
-            content = "\n".join(part.text for part in message.content)
+            content = "\n".join(part.text for part in message.content or ())
         # chat templates know no developer: it is the system's role under its newer name
         read = {"role": "system" if message.role == "developer" else message.role, "content": content}
         if message.name is not None:

@@ -1,6 +1,6 @@
 """The bodies of the OpenAI routes as types: what the engine accepts and answers, field by field.
 
-A request field that is absent here is either refused or has one neutral value that is accepted (`server/field.py`).
+A request field that is absent here is either refused or has neutral values that are accepted (`server/field/table.py`).
 Nulls are dropped before a body is converted, so an absent field and a null one are the same.
 """
 
@@ -19,6 +19,12 @@ MAX_STOP_CHARS = 128
 MAX_METADATA = 16
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_TOOLS = 128
+MAX_CALLS = 128
+"""Tool calls of one message in a conversation."""
+MAX_SALT_CHARS = 256
+MAX_TEMPLATE_OPTIONS = 32
+"""Of `chat_template_kwargs`."""
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,14 +32,6 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
     text: str
     type: Literal["text"]
-
-
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
 
 
 class FunctionSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,11 +56,30 @@ class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class NamedToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+class NamedToolChoice(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
     """The one tool that must be called."""
 
     function: FunctionName
+
+
+class ToolReference(msgspec.Struct, forbid_unknown_fields=True):
+    """One of the tools on offer."""
+
+    function: FunctionName
     type: Literal["function"]
+
+
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    """The tools that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolReference]
+
+
+class AllowedToolChoice(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+    """Some of the tools on offer."""
+
+    allowed_tools: AllowedTools
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,6 +95,19 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """One message of a chat; what goes with which role is checked in `server/field/message.py`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    """None only beside `tool_calls`."""
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    """What an assistant called; never empty."""
+    tool_call_id: str | None = None
+    """The call that a tool answers."""
 
 
 class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,6 +126,16 @@ class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     json_schema: JsonSchemaFormat | None = None
 
 
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """One constraint on the text of an answer; `guided_*` are the same as fields of the body."""
+
+    json: dict[str, Any] | bool | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """What a stream carries beside the text."""
 
@@ -104,7 +144,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """The fields that both generation routes share; ranges are checked in `server/field.py`."""
+    """The fields that both generation routes share; ranges are checked in `server/field/sampling.py`."""
 
     model: str
     max_tokens: int | None = None
@@ -128,6 +168,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: dict[str, str] | None = None
+    cache_salt: str = ""
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -137,6 +185,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    tools: list[Tool] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice | None = None
+    parallel_tool_calls: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -144,6 +198,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     prompt: str | list[Any]
     logprobs: int | None = None
+    echo: bool = False
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -153,7 +208,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool = True
+    tools: list[Tool] = []
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
 
 
 class TokenizeResponse(msgspec.Struct):
@@ -194,11 +252,12 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatMessage(msgspec.Struct):
-    """The model's message."""
+    """The model's message; `content` is null if it is only calls."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -210,11 +269,28 @@ class ChatChoice(msgspec.Struct):
     logprobs: msgspec.Raw | None = None
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """What one chunk adds to a call: its first has the name."""
+
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """One chunk's part of the call at `index`: its first has `id` and `type`."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     """What one chunk adds to a message."""
 
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -1,0 +1,57 @@
+"""From a JSON object to a request type: nulls dropped, unknown fields judged, wrong types refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from loraplex_engine.errors import InvalidRequestError
+from loraplex_engine.server.field.table import Neutral, check_absent
+
+_Request = TypeVar("_Request", bound=msgspec.Struct)
+_MAX_REASON_CHARS = 300
+_FIELD_IN_MESSAGE = re.compile(r"at `\$\.(\w+)|missing required field `(\w+)`$")
+# fields whose own nulls are absent too, with the depth down to which; below lie schemas, whose nulls mean something
+_NULL_DEPTHS = {
+    "metadata": 1,
+    "response_format": 2,
+    "stream_options": 1,
+    "structured_outputs": 1,
+    "tool_choice": 5,
+    # a list of objects that hold an object
+    "tools": 3,
+}
+
+
+def convert(body: dict[str, Any], kind: type[_Request], neutral: Neutral) -> _Request:
+    """Return `body` as `kind`.
+
+    Raises:
+        InvalidRequestError: A field is of a wrong type, missing, unknown or not built; `param` names it.
+    """
+    given = {name: drop_nulls(value, _NULL_DEPTHS.get(name, 0)) for name, value in body.items() if value is not None}
+    known = kind.__struct_fields__
+    for name in [name for name in given if name not in known]:
+        check_absent(name, given.pop(name), neutral)
+    try:
+        request = msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+        found = _FIELD_IN_MESSAGE.search(reason)
+        raise InvalidRequestError(
+            f"{reason.replace('$.', '')[:_MAX_REASON_CHARS]}.", param=(found[1] or found[2]) if found else None
+        ) from error
+    if not given["model"]:
+        raise InvalidRequestError("`model` must not be empty.", param="model")
+    return request
+
+
+def drop_nulls(value: Any, depth: int) -> Any:
+    """Return `value` without the nulls of its objects, `depth` levels of objects and lists down."""
+    if depth and isinstance(value, dict):
+        return {name: drop_nulls(item, depth - 1) for name, item in value.items() if item is not None}
+    if depth and isinstance(value, list):
+        return [drop_nulls(item, depth - 1) for item in value]
+    return value

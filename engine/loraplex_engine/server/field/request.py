@@ -1,0 +1,85 @@
+"""Judges the bodies of the routes that generate or tokenise: names, types, ranges, and what goes with what.
+
+Nothing is accepted and ignored. `param` of every refusal is the top-level field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loraplex_engine.errors import InvalidRequestError, UnsupportedParameterError
+from loraplex_engine.server.field.convert import convert
+from loraplex_engine.server.field.message import check_messages, with_messages
+from loraplex_engine.server.field.sampling import check_sampling
+from loraplex_engine.server.field.table import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_TOKENIZE
+from loraplex_engine.wire.openai import ChatRequest, CompletionRequest, Message, TokenizeRequest
+
+# fields that the types have and nobody honours yet, with the values that change nothing
+# fmt: off
+_UNWIRED: dict[str, tuple[Any, ...]] = {
+    "cache_salt": (), "prompt_logprobs": (), "response_format": ({"type": "text"},), "guided_json": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "echo": (False,),
+    "tools": ([],), "tool_choice": ("none",), "add_generation_prompt": (True,), "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+}
+# fmt: on
+
+
+def read_chat(body: dict[str, Any]) -> ChatRequest:
+    """Return the checked request of /v1/chat/completions.
+
+    Raises:
+        InvalidRequestError: A field has a wrong type or range, is unknown, or is not built; `param` names it.
+    """
+    _check_wired(body)
+    request = convert(with_messages(body), ChatRequest, NEUTRAL_CHAT)
+    check_sampling(request)
+    check_messages(request.messages)
+    _check_no_tools(request.messages)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+    if request.max_completion_tokens is not None:
+        if request.max_tokens not in (None, request.max_completion_tokens):
+            raise InvalidRequestError(
+                "`max_tokens` and `max_completion_tokens` differ; send one of them.", param="max_completion_tokens"
+            )
+        request.max_tokens = request.max_completion_tokens
+    return request
+
+
+def read_completion(body: dict[str, Any]) -> CompletionRequest:
+    """Return the checked request of /v1/completions; its prompts are checked with the tokenizer. Raises as above."""
+    _check_wired(body)
+    if "best_of" in body and _is_number(body["best_of"], body.get("n") or 1):
+        body = {name: value for name, value in body.items() if name != "best_of"}
+    request = convert(body, CompletionRequest, NEUTRAL_COMPLETION)
+    check_sampling(request)
+    return request
+
+
+def read_tokenize(body: dict[str, Any]) -> TokenizeRequest:
+    """Return the checked request of /v1/tokenize. Raises as above."""
+    _check_wired({name: value for name, value in body.items() if name != "add_generation_prompt"})
+    request = convert(with_messages(body), TokenizeRequest, NEUTRAL_TOKENIZE)
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequestError("Send either `prompt` or `messages`.", param="prompt")
+    if request.messages is not None:
+        check_messages(request.messages)
+        _check_no_tools(request.messages)
+    return request
+
+
+def _is_number(value: Any, other: Any) -> bool:
+    return not isinstance(value, bool) and bool(value == other)
+
+
+def _check_wired(body: dict[str, Any]) -> None:
+    for name, neutral in _UNWIRED.items():
+        value = body.get(name)
+        if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
+            raise UnsupportedParameterError(f"`{name}` is not supported here; leave it out.", param=name)
+
+
+def _check_no_tools(messages: list[Message]) -> None:
+    if any(message.role == "tool" or message.tool_calls for message in messages):
+        raise UnsupportedParameterError("Tools are not supported here.", param="messages")
