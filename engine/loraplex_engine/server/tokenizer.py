@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import msgspec
 import tokenizers
 
 from loraplex_engine.errors import BaseUnsupportedError, InvalidRequestError
-from loraplex_engine.server.chat_template import ChatTemplate
+from loraplex_engine.server.chat_template import Chat, ChatTemplate, CompiledTemplate, compile_template
 from loraplex_engine.server.detokenizer import TokenTable, build_token_table
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -36,7 +37,9 @@ class Tokenizer:
         self._named = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
         self._tokenizer = _build_tokenizer(text, self._named)
         self.table: TokenTable = build_token_table(parsed)
-        self._template = _build_template(folder, config, self._named)
+        compiled = _compile_base(folder, config)
+        self._facts = compiled.facts if compiled is not None else None
+        self._template = ChatTemplate(compiled.code, self._named) if compiled is not None else None
         self._control = self._build_control_pattern()
         self._newline_ids = self._encode("\n")
         shrink = _NORMALISER_SHRINKS if self._tokenizer.normalizer is not None else 1
@@ -45,7 +48,7 @@ class Tokenizer:
     @property
     def reads_names(self) -> bool:
         """Whether the chat template uses the `name` of a message."""
-        return self._template is not None and self._template.reads_name
+        return self._facts is not None and self._facts.reads_name
 
     def min_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens in `text`, without tokenising it."""
@@ -71,11 +74,12 @@ class Tokenizer:
                 "This base has no chat template; use /v1/completions with a whole prompt.", param="messages"
             )
         if not any(self._control.search(value) for message in messages for value in message.values()):
-            return self._encode(self._template.render(messages, add_generation_prompt=add_generation_prompt))
+            chat = Chat([dict(message) for message in messages], add_generation_prompt=add_generation_prompt)
+            return self._encode(self._template.render(chat))
         start, end = _unused_characters(messages)
         mark = f"{start}\\g<0>{end}"
         marked = [{key: self._control.sub(mark, value) for key, value in message.items()} for message in messages]
-        text = self._template.render(marked, add_generation_prompt=add_generation_prompt)
+        text = self._template.render(Chat(marked, add_generation_prompt=add_generation_prompt))
         return self._encode_marked(text, start, end, limit)
 
     def _encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -123,7 +127,7 @@ class Tokenizer:
 
     def _build_control_pattern(self) -> re.Pattern[str]:
         """Match the special tokens and the added tokens that the template writes, longer ones first."""
-        literal = self._template.literal_text if self._template is not None else ""
+        literal = self._facts.literal_text if self._facts is not None else ""
         control = [
             token.content
             for token in self._tokenizer.get_added_tokens_decoder().values()
@@ -158,14 +162,19 @@ def _build_tokenizer(text: str, named: Mapping[str, str]) -> tokenizers.Tokenize
     return backend
 
 
-def _build_template(folder: Path, config: Mapping[str, Any], named: Mapping[str, str]) -> ChatTemplate | None:
+def _compile_base(folder: Path, config: Mapping[str, Any]) -> CompiledTemplate | None:
     file = folder / "chat_template.jinja"
     source = file.read_text(encoding="utf-8") if file.exists() else config.get("chat_template")
     if isinstance(source, list):
         source = {item["name"]: item["template"] for item in source}.get("default")
     if source is not None and not isinstance(source, str):
         raise BaseUnsupportedError("The base's chat template is neither text nor a list with a `default`.")
-    return None if source is None else ChatTemplate(source, named)
+    if source is None:
+        return None
+    try:
+        return compile_template(source)
+    except jinja2.TemplateError as error:
+        raise BaseUnsupportedError(f"The base's chat template cannot be read: {error}") from error
 
 
 def _unused_characters(messages: Sequence[Message]) -> tuple[str, str]:

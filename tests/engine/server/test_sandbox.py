@@ -1,0 +1,164 @@
+"""The sandbox: tasks that take too much end in a refusal, harm no other task, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraplex_engine.errors import InvalidRequestError, NotReadyError
+from loraplex_engine.server.chat_template import Chat
+from loraplex_engine.server.sandbox.client import Sandbox
+from loraplex_engine.server.sandbox.task import RenderTask
+from loraplex_engine.server.sandbox.turn import Turns
+
+CHAT = Chat([{"role": "user", "content": "Hi \U0001fae0"}])
+SIMPLE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+HOSTILE = {
+    "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "power": "{{ 9 ** (9 ** 9) }}",
+    "memory": "{{ 'x' * 3000000000 }}",
+    "output": "{% for a in range(9000) %}{{ 'x' * 10000 }}{% endfor %}",
+    "doubling": "{% set n = namespace(x='x') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+    "recursion": "{% macro a(x) %}{{ a(x) }}{% endmacro %}{{ a(1) }}",
+    "class": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "globals": "{{ raise_exception.__globals__ }}",
+    "cycler": "{{ cycler.__init__.__globals__.os.environ }}",
+    "format": "{{ '{0.__class__}'.format(1) }}",
+    "mutation": "{{ messages.append(1) }}",
+    "surrogate": "{{ '\\ud83d' }}",
+    "padding": "{{ '%99999999999d' % 1 }}",
+    "width": "{{ 'x'.ljust(99999999999) }}",
+    "syntax": "{% for %}",
+    "deep": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "nested": "{% if true %}" * 3000 + "{% endif %}" * 3000,
+    "regex": "{{ messages | map('nothing') | list }}",
+}
+
+# what these ask for does not exist, so they write nothing
+HARMLESS = {"format": "", "globals": ""}
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    sandbox = Sandbox()
+    yield sandbox
+    sandbox.close()
+
+
+async def render(sandbox: Sandbox, source: str, chat: Chat = CHAT, tenant_id: str = "") -> str:
+    inspected = await sandbox.inspect(source, tenant_id=tenant_id)
+    return await sandbox.render(RenderTask(inspected.code, chat, {"bos_token": "<s>"}), tenant_id=tenant_id)
+
+
+async def test_a_template_is_rendered_with_all_that_a_chat_may_hold(sandbox: Sandbox) -> None:
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
+    odd: dict[str, Any] = {"role": "user", "content": None, "big": 2**200, "small": 1e-300, "null": None, "list": [{}]}
+    assert await render(sandbox, "{{ messages | tojson }}", Chat([odd])) == (
+        f'[{{"role": "user", "content": null, "big": {2**200}, "small": 1e-300, "null": null, "list": [{{}}]}}]'
+    )
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_template_is_refused_within_a_second(sandbox: Sandbox, name: str) -> None:
+    await render(sandbox, SIMPLE)
+    began_at = time.monotonic()
+    if name in HARMLESS:
+        assert await render(sandbox, HOSTILE[name]) == HARMLESS[name]
+    else:
+        with pytest.raises(InvalidRequestError) as caught:
+            await render(sandbox, HOSTILE[name])
+        assert caught.value.param == "messages"
+    # twice, since a machine that runs tests has other things to do
+    assert time.monotonic() - began_at < 2
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
+    assert sandbox.num_starts == 1
+
+
+async def test_no_secret_is_in_the_environment_of_the_process(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LORAPLEX_ENGINE_KEY", "secret")
+    await render(sandbox, SIMPLE)
+    environment = Path(f"/proc/{sandbox.pid}/environ")
+    assert b"LORAPLEX" not in await asyncio.to_thread(environment.read_bytes)
+
+
+async def test_a_task_of_a_tenant_that_wastes_time_does_not_hold_up_another(sandbox: Sandbox) -> None:
+    await render(sandbox, SIMPLE)
+    wasted = [asyncio.create_task(render(sandbox, HOSTILE["loop"], tenant_id="a")) for _ in range(4)]
+    await asyncio.sleep(0.05)
+    began_at = time.monotonic()
+    await render(sandbox, SIMPLE, tenant_id="b")
+    taken_s = time.monotonic() - began_at
+    for result in await asyncio.gather(*wasted, return_exceptions=True):
+        assert isinstance(result, (InvalidRequestError, NotReadyError))
+    assert taken_s < 0.5
+
+
+@pytest.mark.parametrize("is_group", [True, False])
+async def test_a_process_that_was_killed_is_replaced_unseen(sandbox: Sandbox, is_group: bool) -> None:
+    await render(sandbox, SIMPLE)
+    assert sandbox.pid is not None
+    (os.killpg if is_group else os.kill)(sandbox.pid, signal.SIGKILL)
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
+    assert sandbox.num_starts == 2
+
+
+async def test_a_process_that_is_stopped_is_ended_in_bounded_time(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraplex_engine.server.sandbox.client._START_S", 0.3)
+    await render_slowly(sandbox)
+    assert sandbox.pid is not None
+    os.kill(sandbox.pid, signal.SIGSTOP)
+    with pytest.raises(NotReadyError):
+        await render(sandbox, SIMPLE)
+    assert await render_slowly(sandbox) == "<s>user: Hi \U0001fae0\n"
+
+
+async def render_slowly(sandbox: Sandbox) -> str:
+    """Render while the process may still be on its way up."""
+    for _ in range(50):
+        try:
+            return await render(sandbox, SIMPLE)
+        except NotReadyError:
+            await asyncio.sleep(0)
+    raise AssertionError("it never started")
+
+
+async def test_a_caller_that_goes_away_leaves_its_place(sandbox: Sandbox) -> None:
+    await render(sandbox, SIMPLE)
+    tasks = [asyncio.create_task(render(sandbox, HOSTILE["loop"], tenant_id=str(index))) for index in range(8)]
+    await asyncio.sleep(0.02)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert sandbox._turns.is_idle
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
+
+
+async def test_turns_rotate_among_tenants_and_waits_are_bounded() -> None:
+    turns, order = Turns(2, 0.2), list[str]()
+
+    async def work(tenant_id: str, taken_s: float = 0.01) -> None:
+        async with turns.take(tenant_id):
+            order.append(tenant_id)
+            await asyncio.sleep(taken_s)
+
+    await asyncio.gather(*(work(tenant) for tenant in "aaaabb"))
+    assert sorted(order[:2]) == ["a", "b"]
+    assert sorted(order[:4]) == ["a", "a", "b", "b"]
+    assert turns.is_idle
+    slow = asyncio.create_task(work("a", 0.5))
+    await asyncio.sleep(0)
+    with pytest.raises(NotReadyError):
+        await work("a")
+    await slow
+    assert turns.is_idle
