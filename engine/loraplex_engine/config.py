@@ -15,6 +15,8 @@ from loraplex_registry.peft.spec import MAX_LORA_RANK
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 """Of the lines that front and core write to standard error."""
+TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "mistral_named", "granite")
+"""How tool calls may be written; what each is: `server/tool/format.py`."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where adapters come from; empty = no adapters can be loaded. LORAPLEX_REGISTRY_URL."""
     served_model_name: str = ""
     """Name of the base in the API; empty = the name in `base.json`."""
+    tool_call_parser: str = "auto"
+    """Form of tool calls; `auto` = what the chat template shows."""
     max_model_len: int = 0
     """Longest prompt plus answer; 0 = the base's own limit."""
     max_num_seqs: int = 16
@@ -95,6 +99,10 @@ def check_config(config: EngineConfig) -> EngineConfig:
         )
     if config.dtype not in ("auto", "bfloat16", "float32"):
         raise ConfigError(f"--dtype is {config.dtype!r}, but must be auto, bfloat16 or float32.")
+    if config.tool_call_parser not in TOOL_CALL_PARSERS:
+        raise ConfigError(
+            f"--tool-call-parser is {config.tool_call_parser!r}, but must be one of {', '.join(TOOL_CALL_PARSERS)}."
+        )
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"--device is {config.device!r}; this version serves on the CPU only (auto or cpu).")
     return config

@@ -88,6 +88,12 @@ FLAGS = (
     Flag("device", "device", str, "auto or cpu"),
     Flag("cpu-threads", "cpu_threads", int, "threads of the step loop (default: the cores it may use)"),
     Flag("served-model-name", "served_model_name", str, "name under which the base is served"),
+    Flag(
+        "tool-call-parser",
+        "tool_call_parser",
+        str,
+        "form of tool calls: auto (what the chat template shows), hermes, llama3_json, mistral, mistral_named, granite",
+    ),
 )
 LATER = (
     Later("seed", "0", "Each request is seeded by its own `seed`; one for the whole engine is not built yet."),

@@ -120,6 +120,7 @@ SETTINGS: tuple[Setting, ...] = (
     _engine_flag("ADAPTER_LOAD_TIMEOUT", "Longest wait for an adapter, s; default 60"),
     _engine_flag("STEP_TIMEOUT", "Silence after which the core counts as stuck and is started again, s; default 60"),
     _engine_flag("CPU_THREADS", "Threads of the core process; default: the cores it may use"),
+    _engine_flag("TOOL_CALL_PARSER", "Form of tool calls; default auto: what the chat template shows"),
     _engine_flag("SERVED_MODEL_NAME", "Name under which the base is served; default: made from BASE"),
     _engine_flag("BASE", "Folder or name of the base; for up default smollm2-135m"),
 )

@@ -49,6 +49,10 @@ class EngineFlags:
     step_timeout: Annotated[
         float | None, _flag("Silence after which the core counts as stuck, seconds; default 60.")
     ] = None
+    tool_call_parser: Annotated[
+        str | None,
+        _flag("auto, hermes, llama3_json, mistral, mistral_named or granite; default auto: by the template."),
+    ] = None
     cpu_threads: Annotated[int | None, _flag("Threads of the step loop; default the cores that it may use.")] = None
 
     def to_argv(self) -> tuple[str, ...]:
