@@ -22,7 +22,7 @@ from loraplex_engine.ops.native.build import native_status
 from loraplex_engine.ops.sampling import naive as sampling_naive
 from loraplex_engine.ops.sampling import native_form as sampling_native
 from loraplex_engine.ops.sampling import torch_form as sampling_torch_form
-from loraplex_engine.ops.sampling.row import Chosen
+from loraplex_engine.ops.sampling.row import Chosen, Scored
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Kernels:
     lora_add: Callable[..., None]
     choose_greedy: Callable[[Tensor], Tensor]
     choose_tokens: Callable[..., Chosen]
+    score_tokens: Callable[[Tensor, Tensor, int], Scored]
 
 
 def _naive_kernels() -> Kernels:
@@ -59,6 +60,7 @@ def _naive_kernels() -> Kernels:
         lora_add=lora_naive.lora_add,
         choose_greedy=sampling_naive.choose_greedy,
         choose_tokens=sampling_naive.choose_tokens,
+        score_tokens=sampling_naive.score_tokens,
     )
 
 
@@ -72,6 +74,7 @@ def _torch_kernels() -> Kernels:
         lora_expand=lora_torch_form.lora_expand,
         lora_add=lora_torch_form.lora_add,
         choose_tokens=sampling_torch_form.choose_tokens,
+        score_tokens=sampling_torch_form.score_tokens,
     )
 
 
@@ -93,6 +96,7 @@ def _cpu_kernels() -> Kernels:
         lora_add=lora_native.lora_add,
         choose_greedy=ops.choose_greedy.default,
         choose_tokens=sampling_native.choose_tokens,
+        score_tokens=sampling_native.score_tokens,
     )
 
 

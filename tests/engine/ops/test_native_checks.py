@@ -123,3 +123,16 @@ def test_sampling_refuses_ids_outside_the_vocabulary_and_lists_that_do_not_fit(n
 def test_sampling_refuses_settings_that_leave_no_token(native, field):
     with pytest.raises(RuntimeError, match="row 1 is out of range"):
         native(F32).choose_tokens(torch.zeros(2, 50), [SamplingRow(), SamplingRow(**field)])
+
+
+def test_scores_refuse_tokens_outside_the_vocabulary(native):
+    score, logits = native(F32).score_tokens, torch.zeros(2, 50)
+    for token_ids, num_top, message in (
+        (torch.tensor([0, 50]), 1, "is outside"),
+        (torch.tensor([-1, 0]), 1, "is outside"),
+        (torch.tensor([0]), 1, "one per row"),
+        (torch.tensor([0, 1], dtype=torch.int32), 1, "must be"),
+        (torch.tensor([0, 1]), -1, "num_top is -1"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            score(logits, token_ids, num_top)

@@ -100,6 +100,44 @@ def test_logprobs_are_those_of_the_naive_form(kernels, dtype, vocab):
 
 
 @dtypes
+@pytest.mark.parametrize("vocab", SIZES)
+def test_scores_of_given_tokens_are_those_of_the_naive_form(kernels, dtype, vocab):
+    for num_top in (0, 1, 5, 20):
+        logits, token_ids = random_logits(16, vocab, dtype), torch.randint(vocab, (16,))
+        before = logits.clone()
+        ours, truth = (form.score_tokens(logits, token_ids, num_top) for form in (kernels(dtype), naive))
+        assert torch.equal(logits, before)
+        assert (ours.logprobs.shape, ours.top_ids.shape) == (truth.logprobs.shape, truth.top_ids.shape)
+        assert ours.logprobs.dtype is torch.float32
+        is_possible = truth.logprobs > -math.inf
+        assert torch.equal(ours.logprobs > -math.inf, is_possible)
+        assert torch.equal(ours.top_ids[is_possible[:, 1:]], truth.top_ids[is_possible[:, 1:]])
+        torch.testing.assert_close(ours.logprobs[is_possible], truth.logprobs[is_possible], atol=2e-6, rtol=2e-6)
+
+
+@dtypes
+def test_score_of_a_token_is_what_is_told_when_it_is_chosen(kernels, dtype):
+    logits = random_logits(24, 2049, dtype)
+    chosen = kernels(dtype).choose_tokens(logits, [SamplingRow(temperature=0.0, num_top=3)] * 24)
+    scored = kernels(dtype).score_tokens(logits, chosen.token_ids, 3)
+    assert torch.equal(scored.logprobs, chosen.logprobs)
+    assert torch.equal(scored.top_ids, chosen.top_ids)
+
+
+@dtypes
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_that_are_not_finite_have_no_score_and_harm_no_other(kernels, dtype, bad):
+    logits = random_logits(4, 100, dtype)
+    token_ids = torch.tensor([7, 7, 7, 7])
+    clean = kernels(dtype).score_tokens(logits[[0, 3]], token_ids[:2], 2)
+    logits[1, 50], logits[2] = bad, -math.inf
+    scored = kernels(dtype).score_tokens(logits, token_ids, 2)
+    assert scored.logprobs[:, 0].isnan().tolist() == [False, True, True, False]
+    assert torch.equal(scored.logprobs[[0, 3]], clean.logprobs)
+    assert torch.equal(scored.top_ids[[0, 3]], clean.top_ids)
+
+
+@dtypes
 def test_rows_that_ask_for_none_have_no_logprobs(kernels, dtype):
     chosen = kernels(dtype).choose_tokens(torch.randn(3, 50).to(dtype), [SamplingRow()] * 3)
     assert (chosen.logprobs.shape, chosen.top_ids.shape) == ((3, 0), (3, 0))

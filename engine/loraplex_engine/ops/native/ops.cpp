@@ -425,6 +425,27 @@ std::tuple<Tensor, Tensor, Tensor> choose_tokens(const Tensor& logits, at::Array
   return {token_ids, logprobs, top_ids};
 }
 
+std::tuple<Tensor, Tensor> score_tokens(const Tensor& logits, const Tensor& token_ids, int64_t num_top) {
+  check(logits, "logits", logits.scalar_type(), 2);
+  check(token_ids, "token_ids", at::kLong, 1);
+  const int64_t num_rows = logits.size(0), n = logits.size(1);
+  TORCH_CHECK(n > 0 && n < (int64_t(1) << 31), "logits has ", n, " columns");
+  TORCH_CHECK(token_ids.size(0) == num_rows, "token_ids must have one per row");
+  check_below(token_ids, n, "token_ids");
+  TORCH_CHECK(num_top >= 0, "num_top is ", num_top);
+  const int64_t width = std::min(num_top, n);
+  Tensor logprobs = at::zeros({num_rows, 1 + width}, logits.options().dtype(at::kFloat));
+  Tensor top_ids = at::zeros({num_rows, width}, token_ids.options());
+  by_dtype(logits, [&](auto zero) {
+    using T = decltype(zero);
+    for_rows(num_rows, n, at::get_num_threads(), [&](int64_t row) {
+      score_row(data<T>(logits) + row * n, n, data<int64_t>(token_ids)[row], width,
+                data<float>(logprobs) + row * (1 + width), data<int64_t>(top_ids) + row * width);
+    });
+  });
+  return {logprobs, top_ids};
+}
+
 }  // namespace
 
 }  // namespace loraplex
@@ -468,6 +489,7 @@ TORCH_LIBRARY(loraplex, m) {
   m.def(
       "choose_tokens(Tensor logits, float[] settings, Tensor[] edit_ids, Tensor[] edit_values, Tensor[] seen_ids, "
       "Tensor[] seen_counts) -> (Tensor, Tensor, Tensor)");
+  m.def("score_tokens(Tensor logits, Tensor token_ids, int num_top) -> (Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
@@ -486,6 +508,7 @@ TORCH_LIBRARY_IMPL(loraplex, CPU, m) {
   m.impl("lora_add", TORCH_FN(lora_add));
   m.impl("choose_greedy", TORCH_FN(choose_greedy));
   m.impl("choose_tokens", TORCH_FN(choose_tokens));
+  m.impl("score_tokens", TORCH_FN(score_tokens));
 }
 
 }  // namespace loraplex

@@ -371,6 +371,34 @@ inline int64_t draw(int64_t n, float best, const RowSettings& row, SamplingScrat
   return row.is_ordered() ? draw_by_rank(n, best, total, row, s) : draw_by_id(n, row.number * total, s);
 }
 
+inline SamplingScratch& sampling_scratch(int64_t n) {
+  static thread_local SamplingScratch s;
+  s.resize(n);
+  return s;
+}
+
+// The logarithm of the row's mass over its best; the log-probabilities of its `num_top` likeliest tokens, and those.
+inline float tell_top(const float* z, int64_t n, float best, int64_t num_top, float* logprobs, int64_t* top_ids) {
+  const float log_sum = float(std::log(sum_exp(z, n, best)));
+  find_top(z, n, num_top, logprobs, top_ids);
+  for (int64_t i = 0; i < num_top; ++i) logprobs[i] = (logprobs[i] - best) - log_sum;
+  return log_sum;
+}
+
+// The log-probability of a given token, NaN where the scores are not finite, and those of `num_top` others.
+template <class T>
+void score_row(const T* x, int64_t n, int64_t token_id, int64_t num_top, float* logprobs, int64_t* top_ids) {
+  float* z = sampling_scratch(n).scores.data();
+  widen_row(x, n, z);
+  const Peak peak = find_peak(z, n);
+  if (!peak.is_valid) {
+    std::fill(logprobs, logprobs + 1 + num_top, std::numeric_limits<float>::quiet_NaN());
+    return;
+  }
+  const float log_sum = tell_top(z, n, peak.score, num_top, logprobs + 1, top_ids);
+  logprobs[0] = (to_float(x[token_id]) - peak.score) - log_sum;
+}
+
 // The token, or -1 where the row has none. `logprobs`, of the token and of `num_top` others, and `top_ids` are written
 // where the row asks for them.
 template <class T>
@@ -380,18 +408,13 @@ int64_t choose_row(const T* x, int64_t n, const RowSettings& row, float* logprob
     const Peak peak = find_peak(x, n);
     return peak.is_valid ? peak.index : -1;
   }
-  static thread_local SamplingScratch s;
-  s.resize(n);
+  SamplingScratch& s = sampling_scratch(n);
   widen_row(x, n, s.scores.data());
   Peak peak = find_peak(s.scores.data(), n);
   if (!peak.is_valid) return -1;
   const float best = peak.score;
   float log_sum = 0;
-  if (is_told) {
-    log_sum = float(std::log(sum_exp(s.scores.data(), n, best)));
-    find_top(s.scores.data(), n, row.num_top, logprobs + 1, top_ids);
-    for (int64_t i = 1; i <= row.num_top; ++i) logprobs[i] = (logprobs[i] - best) - log_sum;
-  }
+  if (is_told) log_sum = tell_top(s.scores.data(), n, best, row.num_top, logprobs + 1, top_ids);
   if (row.is_edited()) {
     edit_row(row, s.scores.data());
     peak = find_peak(s.scores.data(), n);

@@ -1,1 +1,1 @@
-"""Next tokens from scores, all rows of a step in one call: naive, PyTorch and C++ forms (`choose`)."""
+"""Next tokens from scores, and how likely given ones are, all rows of a step in one call: naive, PyTorch, C++ forms."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from loraplex_engine.ops.sampling.row import Chosen, SamplingRow
+from loraplex_engine.ops.sampling.row import Chosen, SamplingRow, Scored
 
 
 def choose_greedy(logits: Tensor) -> Tensor:
@@ -28,6 +28,15 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Chosen:
     top_ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :num_top]
     wanted = torch.cat((token_ids.clamp(min=0)[:, None], top_ids), dim=-1)
     return Chosen(token_ids, logprobs.gather(1, wanted).float(), top_ids)
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> Scored:
+    """See `score.score_tokens`."""
+    top_ids = torch.sort(logits, dim=-1, descending=True, stable=True).indices[:, :num_top]
+    wanted = torch.cat((token_ids[:, None], top_ids), dim=-1)
+    logprobs = torch.log_softmax(logits.double(), dim=-1).gather(1, wanted).float()
+    is_valid = torch.isfinite(logits.amax(dim=-1, keepdim=True))
+    return Scored(torch.where(is_valid, logprobs, torch.nan), top_ids)
 
 
 def count_top(rows: Sequence[SamplingRow], vocab_size: int) -> int | None:

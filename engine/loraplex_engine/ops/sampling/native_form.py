@@ -1,4 +1,4 @@
-"""The native op behind the signature of `choose.choose_tokens`; callable once `native_status` said `native`."""
+"""The native ops behind `choose.choose_tokens` and `score.score_tokens`, for when `native_status` said `native`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from loraplex_engine.ops.sampling.row import Chosen, SamplingRow
+from loraplex_engine.ops.sampling.row import Chosen, SamplingRow, Scored
 
 OPS: Any = torch.ops.loraplex
 
@@ -35,3 +35,8 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Chosen:
     if any(len(row.seen_ids) for row in rows):
         seen = [row.seen_ids for row in rows], [row.seen_counts for row in rows]
     return Chosen(*OPS.choose_tokens.default(logits, settings, *edits, *seen))
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> Scored:
+    """See `score.score_tokens`."""
+    return Scored(*OPS.score_tokens.default(logits, token_ids, num_top))

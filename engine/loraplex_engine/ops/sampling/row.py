@@ -46,3 +46,10 @@ class Chosen(NamedTuple):
     token_ids: Tensor  # [Q] int64; -1 where the row has no token, since its scores are not finite
     logprobs: Tensor  # [Q, 1 + N] float32, of the token, then of the likeliest; [Q, 0] where no row wants any
     top_ids: Tensor  # [Q, N] int64, likeliest first, lower ids first among equals; any id where the value is -inf
+
+
+class Scored(NamedTuple):
+    """What Q rows say of a token each. N is `num_top`, the vocabulary's size at most."""
+
+    logprobs: Tensor  # [Q, 1 + N] float32, of the token, then of the likeliest; NaN first: the scores are not finite
+    top_ids: Tensor  # [Q, N] int64, likeliest first, lower ids first among equals; any id where the value is -inf

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from loraplex_engine.ops.sampling.naive import count_top, edit
-from loraplex_engine.ops.sampling.row import Chosen, SamplingRow
+from loraplex_engine.ops.sampling.row import Chosen, SamplingRow, Scored
 
 _WIDTH = 1024
 """Candidates looked at first, then `_GROWTH` times as many for rows that need more."""
@@ -30,6 +30,14 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Chosen:
         candidates = torch.where(is_valid[indices, None], scores[indices], 0.0)
         token_ids[indices] = _draw(candidates, [rows[index] for index in indices])
     return Chosen(torch.where(is_valid, token_ids, -1), *_tell(raw, token_ids, count_top(rows, raw.shape[1])))
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> Scored:
+    """See `score.score_tokens`."""
+    raw = logits.float()
+    logprobs, top_ids = _tell(raw, token_ids, min(num_top, raw.shape[1]))
+    is_valid = torch.isfinite(raw.amax(dim=-1, keepdim=True))
+    return Scored(torch.where(is_valid, logprobs, torch.nan), top_ids)
 
 
 def _edit(raw: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
