@@ -12,6 +12,10 @@ class JsonSchema(msgspec.Struct, frozen=True):
 
     schema: dict[str, Any] | bool
     where: str
+    is_lenient: bool = False
+    """What cannot be enforced is not, instead of being refused."""
+    is_spaced: bool = False
+    """A space behind each comma and colon, as models write the arguments of calls."""
 
 
 class SchemaTask(msgspec.Struct, frozen=True, tag="schema"):
