@@ -10,9 +10,9 @@ import pytest
 
 from loraplex_engine.errors import ClientGoneError, ReplicaFailedError
 from loraplex_engine.server import generation as module
-from loraplex_engine.server.detokenizer import TokenTable
 from loraplex_engine.server.generation import Generation, GenerationSpec
 from loraplex_engine.server.logprob import CompletionLogprobs
+from loraplex_engine.token_table import TokenTable
 from loraplex_engine.wire.done import RequestDone
 from loraplex_engine.wire.messages import AddRequest, RequestStats, SamplingParams, TokenEvent, TokenLogprobs
 
