@@ -22,12 +22,19 @@ _MAX_HELD_SPACE = 1024
 
 
 class CallReader:
-    """The `ToolReader` of one choice; also the sink of the calls that it meets."""
+    """The `ToolReader` of one choice; also the sink of the calls that it meets.
 
-    def __init__(self, form: ToolFormat, names: Iterable[str]) -> None:
+    Under a grammar an opener surely begins a call (`is_certain`), or there is nothing but calls (`is_only_calls`): then
+    what an answer that was cut off has of its last call is not content.
+    """
+
+    def __init__(
+        self, form: ToolFormat, names: Iterable[str], *, is_certain: bool = False, is_only_calls: bool = False
+    ) -> None:
         self.names = frozenset(names)
         self.num_calls = 0
         self._form = form
+        self._is_certain, self._is_only_calls = is_certain or is_only_calls, is_only_calls
         self._scan: Scan[None] | None = None
         # text not given out: before an opener, and of calls that may yet be none
         self._pending = ""
@@ -47,8 +54,8 @@ class CallReader:
         """Return what was held back, since no more text comes."""
         if self._scan is None:
             is_end_of_call = self._is_behind_call and not self._pending.strip(WHITESPACE)
-            self._give("" if is_end_of_call else self._pending)
-        elif not self._has_begun:
+            self._give("" if is_end_of_call or self._is_only_calls else self._pending)
+        elif not self._has_begun and not self._is_certain:
             self._give("".join(self._raw))
         self._pending, self._raw, self._scan = "", [], None
         return self._take()

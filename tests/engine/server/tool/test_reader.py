@@ -157,6 +157,12 @@ def test_arguments_are_passed_on_as_they_come() -> None:
     assert [delta.arguments for delta in reader.push('": 1').calls] == ['": 1']
 
 
+def test_half_a_call_is_content_unless_it_must_be_a_call() -> None:
+    text = 'a <tool_call>\n{"name": "ge'
+    for reader, content in ((CallReader(HERMES, NAMES), text), (CallReader(HERMES, NAMES, is_certain=True), "a")):
+        assert collect([reader.push(text), reader.flush()]) == (content, [])
+
+
 def test_content_waits_no_longer_than_it_may_become_a_call() -> None:
     reader = CallReader(HERMES, NAMES)
     assert [reader.push(piece).text for piece in ("a <", "to", "o ", "b")] == ["a", "", " <too", " b"]
