@@ -79,6 +79,24 @@ class ArtifactClient:
                 _sleep_or_raise(wait_s, error)
         raise AssertionError("unreachable")
 
+    def read_file(self, digest: str, name: str, max_bytes: int) -> bytes:
+        """Return the bytes of file `name` of the artifact `digest`, unverified.
+
+        Raises:
+            ArtifactMissingError: The registry has no such artifact or file.
+            ArtifactError: The registry does not answer, or the file is larger than `max_bytes`.
+        """
+        path = f"/internal/artifacts/{check_digest(digest)}/files/{name}"
+        for wait_s in _waits():
+            data = bytearray()
+            try:
+                with self._open(path) as response:
+                    _copy(response, data.extend, max_bytes)
+                    return bytes(data)
+            except (httpx.TransportError, _BusyError) as error:
+                _sleep_or_raise(wait_s, error)
+        raise AssertionError("unreachable")
+
     @contextmanager
     def _open(self, path: str) -> Iterator[httpx.Response]:
         with self._http.stream("GET", path) as response:
@@ -114,11 +132,11 @@ def _read_manifest(body: bytes, digest: str) -> Manifest:
     return manifest
 
 
-def _copy(response: httpx.Response, write: Callable[[bytes], int]) -> int:
+def _copy(response: httpx.Response, write: Callable[[bytes], object], max_bytes: int = _MAX_FILE_BYTES) -> int:
     size = 0
     for chunk in response.iter_bytes():
         size += len(chunk)
-        if size > _MAX_FILE_BYTES:
-            raise ArtifactError("a file of the artifact is larger than 8 GiB")
+        if size > max_bytes:
+            raise ArtifactError(f"a file of the artifact is larger than {max_bytes} bytes")
         write(chunk)
     return size

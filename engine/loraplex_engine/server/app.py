@@ -45,7 +45,8 @@ async def create_completion(request: Request[Any, Any, State], front: NamedDepen
 @post("/v1/tokenize", status_code=200)
 async def tokenize(request: Request[Any, Any, State], front: NamedDependency[Front]) -> Response[TokenizeResponse]:
     """Return the ids of a prompt."""
-    tokens, digest = await front.tokenize(await read_json(request))
+    caller = read_caller(request.headers, request.state.identity)
+    tokens, digest = await front.tokenize(await read_json(request), caller)
     return Response(tokens, headers={DIGEST: digest or BASE_DIGEST})
 
 

@@ -8,7 +8,6 @@ template would not read is refused, never dropped.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -18,6 +17,8 @@ from loraplex_engine.errors import InvalidRequestError, UnsupportedParameterErro
 from loraplex_engine.server.chat_template import Chat
 from loraplex_engine.server.template_facts import TemplateFacts
 from loraplex_engine.wire import openai
+from loraplex_registry.peft.errors import JsonError
+from loraplex_registry.peft.strict_json import parse_json
 
 _MAX_NAME_CHARS = 64
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -124,16 +125,10 @@ def _build_call(call: openai.ToolCall) -> dict[str, Any]:
 def read_arguments(text: str) -> Any:
     """Return the arguments of a call as an object, or as they are where they are no JSON object."""
     try:
-        value = json.loads(text or "{}", parse_constant=_refuse_constant)
-        # a lone surrogate is JSON, but no text
-        text_of_value = json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
+        value = parse_json((text or "{}").encode())
+    except JsonError:
         return text
-    return value if isinstance(value, dict) and text_of_value else text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
+    return value if isinstance(value, dict) else text
 
 
 def _build_tool(tool: openai.Tool) -> dict[str, Any]:

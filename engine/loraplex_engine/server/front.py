@@ -15,6 +15,7 @@ import msgspec
 from loraplex_engine.errors import EngineError, InvalidRequestError, ModelNotFoundError
 from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
 from loraplex_engine.server.call import Caller
+from loraplex_engine.server.chat_input import ChatInput
 from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.field.request import read_chat, read_completion, read_tokenize
@@ -22,6 +23,8 @@ from loraplex_engine.server.generation import Generation, GenerationSpec
 from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.server.prompt import DEFAULT_COMPLETION_TOKENS, PromptReader, check_ids, fit_max_tokens
 from loraplex_engine.server.request_log import RequestLog
+from loraplex_engine.server.sandbox.client import Sandbox
+from loraplex_engine.server.template_library import TemplateFiles, TemplateLibrary
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire.done import RequestDone
 from loraplex_engine.wire.messages import CoreReady, Drain, SamplingParams
@@ -44,18 +47,26 @@ MAX_WHOLE_LOGPROBS = 1 << 20
 class Front:
     """The front of one engine."""
 
-    def __init__(self, tokenizer: Tokenizer, core: CoreClient) -> None:
+    def __init__(self, tokenizer: Tokenizer, core: CoreClient, files: TemplateFiles | None = None) -> None:
         self.core = core
         self.log = RequestLog()
         self.metrics = FrontMetrics()
         self._tokenizer = tokenizer
         self._prompts = PromptReader(tokenizer)
+        self._sandbox = Sandbox()
+        self._templates = TemplateLibrary(tokenizer, self._sandbox, files)
         self._started_at = int(time.time())
         self.metrics.open_requests.set_function(lambda: self.log.num_open)
 
     def close(self) -> None:
-        """Let go of the tokenizer's thread."""
+        """Let go of the tokenizer's thread and of the sandbox."""
         self._prompts.close()
+        self._templates.close()
+        self._sandbox.close()
+
+    def warm(self) -> None:
+        """Start the sandbox, so that the first request that needs it does not wait for that."""
+        self._sandbox.start()
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse new requests, wait for the open ones (bounded) and return how many are left."""
@@ -74,7 +85,7 @@ class Front:
         """Return the answer to a chat, not yet started. Raises CallError if it is refused."""
         facts, request = self.core.get_facts(), read_chat(body)
         digest = self._resolve(request.model, facts)
-        ids = await self._prompts.read_chat(request.messages, facts.max_model_len)
+        ids = await self._read_messages(ChatInput.of(request), digest, caller, facts)
         max_tokens = self._fit(request, [ids], facts, default=None, param="messages")
         num_top = request.top_logprobs if request.logprobs else None
         params = _build_params(request, max_tokens, facts.vocab_size, num_top)
@@ -95,11 +106,11 @@ class Front:
         renderer = CompletionRenderer(answer_facts, has_logprobs=request.logprobs is not None)
         return self._answer(request, caller, spec, renderer)
 
-    async def tokenize(self, body: dict[str, Any]) -> tuple[TokenizeResponse, str | None]:
+    async def tokenize(self, body: dict[str, Any], caller: Caller) -> tuple[TokenizeResponse, str | None]:
         """Return the ids that a generation route would compute, and the digest asked for; CallError if refused."""
         facts, request = self.core.get_facts(), read_tokenize(body)
         digest = self._resolve(request.model, facts)
-        ids = await self._read_tokens(request, facts)
+        ids = await self._read_tokens(request, digest, caller, facts)
         return TokenizeResponse(len(ids), facts.max_model_len, ids), digest
 
     def models(self) -> list[ModelCard]:
@@ -107,11 +118,16 @@ class Front:
         name = self.core.get_facts().name
         return [ModelCard(id=name, created=self._started_at, owned_by="platform", root=name, parent=None)]
 
-    async def _read_tokens(self, request: TokenizeRequest, facts: CoreReady) -> list[int]:
+    async def _read_messages(self, chat: ChatInput, digest: str | None, caller: Caller, facts: CoreReady) -> list[int]:
+        tenant_id = caller.tenant_id
+        template = await self._templates.get(digest, has_tools=bool(chat.tools), tenant_id=tenant_id)
+        return await self._prompts.read_chat(template, chat, facts.max_model_len, tenant_id=tenant_id)
+
+    async def _read_tokens(
+        self, request: TokenizeRequest, digest: str | None, caller: Caller, facts: CoreReady
+    ) -> list[int]:
         if request.messages is not None:
-            return await self._prompts.read_chat(
-                request.messages, facts.max_model_len, add_generation_prompt=request.add_generation_prompt
-            )
+            return await self._read_messages(ChatInput.of(request), digest, caller, facts)
         assert request.prompt is not None
         return await self._prompts.read_text(
             request.prompt, facts.max_model_len, add_special_tokens=request.add_special_tokens

@@ -22,6 +22,7 @@ import uvloop
 
 from loraplex_engine.config import LOG_FORMAT, CoreLaunch, EngineConfig
 from loraplex_engine.errors import ConfigError, DrainingError
+from loraplex_engine.server.adapter_file import AdapterFiles
 from loraplex_engine.server.app import build_app
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.core_process import CoreProcess
@@ -166,7 +167,9 @@ def build_server(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool 
 
 async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], listener: socket.socket) -> None:
     client = CoreClient()
-    front = Front(_load_tokenizer(Path(config.base)), client)
+    files = AdapterFiles(config.cache_dir, config.registry_url, secrets.engine_key)
+    front = Front(_load_tokenizer(Path(config.base)), client, files)
+    front.warm()
 
     def build_launch(to_core: str, to_front: str) -> CoreLaunch:
         return CoreLaunch(config=config, to_core=to_core, to_front=to_front, engine_key=secrets.engine_key)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
-from loraplex_engine.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError
+from loraplex_engine.errors import ContextLengthError, InvalidRequestError
+from loraplex_engine.server.chat_input import ChatInput, build_chat
+from loraplex_engine.server.template import Template
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire import openai
 
@@ -32,22 +34,19 @@ class PromptReader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read_chat(
-        self, messages: Sequence[openai.Message], max_model_len: int, *, add_generation_prompt: bool = True
+        self, template: Template, chat: ChatInput, max_model_len: int, *, tenant_id: str = ""
     ) -> list[int]:
-        """Return the ids of a chat.
+        """Return the ids of a chat, as `template` writes it.
 
         Raises:
-            InvalidRequestError: The template refuses the messages, or they are surely too long.
+            InvalidRequestError: The template refuses the chat, or it is surely too long.
+            NotReadyError: There was no place to render it in time.
         """
-        plain = [self._read_message(message, index) for index, message in enumerate(messages)]
-        text = "".join(value for message in plain for value in message.values())
+        built = build_chat(chat, template.facts, template.special_tokens)
+        pieces = await template.render(built, tenant_id=tenant_id)
+        text = "".join(piece or "" for piece in pieces)
         self._check_bound(text, max_model_len, "messages")
-        return await self._encode(
-            text,
-            lambda: self._tokenizer.encode_chat(
-                plain, limit=max_model_len, add_generation_prompt=add_generation_prompt
-            ),
-        )
+        return await self._encode(text, lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len))
 
     async def read_text(self, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of one textual prompt. Raises as above."""
@@ -63,21 +62,6 @@ class PromptReader:
             await self.read_text(item, max_model_len) if isinstance(item, str) else [int(token) for token in item]
             for item in items
         ]
-
-    def _read_message(self, message: openai.Message, index: int) -> dict[str, str]:
-        if isinstance(message.content, str):
-            content = message.content
-        else:
-            content = "\n".join(part.text for part in message.content or ())
-        # chat templates know no developer: it is the system's role under its newer name
-        read = {"role": "system" if message.role == "developer" else message.role, "content": content}
-        if message.name is not None:
-            if not self._tokenizer.reads_names:
-                raise UnsupportedParameterError(
-                    f"This model's chat template does not use `messages[{index}].name`; leave it out.", param="messages"
-                )
-            read["name"] = message.name
-        return read
 
     def _check_bound(self, text: str, max_model_len: int, param: str) -> None:
         """Refuse what cannot fit without tokenising it, so that hostile bodies cost nothing."""

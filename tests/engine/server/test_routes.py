@@ -155,7 +155,8 @@ async def test_the_prompt_reaches_the_core_as_the_template_says(rig: Rig) -> Non
             ]
         },
     )
-    expected = rig.front._tokenizer.encode_chat([{"role": "system", "content": "a\nb"}], limit=1000)
+    text = "<|im_start|>system\na\nb<|im_end|>\n<|im_start|>assistant\n"
+    expected = rig.front._tokenizer.encode_prompt(text, add_special_tokens=False)
     assert rig.core.added[0].prompt_ids == expected
 
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from chats import read_ids, reference_ids
 from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.detokenizer import Detokenizer
 from loraplex_engine.server.tokenizer import Tokenizer
@@ -30,31 +30,21 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write(tmp_path)
 
 
-def reference(folder: Path, messages: Any, **options: Any) -> list[int]:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids: list[int] = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-    )
-    return ids
-
-
 @pytest.mark.parametrize("messages", CHATS)
-def test_chat_ids_equal_those_of_transformers(folder: Path, messages: list[dict[str, str]]) -> None:
-    assert Tokenizer(folder).encode_chat(messages, limit=10_000) == reference(folder, messages)
+async def test_chat_ids_equal_those_of_transformers(folder: Path, messages: list[dict[str, str]]) -> None:
+    assert await read_ids(folder, messages) == reference_ids(folder, messages)
 
 
-def test_special_tokens_in_a_message_are_plain_text_as_in_transformers(folder: Path) -> None:
+async def test_special_tokens_in_a_message_are_plain_text_as_in_transformers(folder: Path) -> None:
     messages = [{"role": "user", "content": HOSTILE.replace("\U000f0000", "")}]
-    tokenizer = Tokenizer(folder)
-    ids = tokenizer.encode_chat(messages, limit=10_000)
-    assert ids == reference(folder, messages, sanitize_control_tokens=True)
-    assert ids != reference(folder, messages)
+    ids = await read_ids(folder, messages)
+    assert ids == reference_ids(folder, messages, sanitize_control_tokens=True)
+    assert ids != reference_ids(folder, messages)
 
 
-def test_private_characters_in_a_message_survive_the_marking(folder: Path) -> None:
-    tokenizer = Tokenizer(folder)
-    with_it = tokenizer.encode_chat([{"role": "user", "content": HOSTILE}], limit=10_000)
-    without = tokenizer.encode_chat([{"role": "user", "content": HOSTILE[:-1]}], limit=10_000)
+async def test_private_characters_in_a_message_survive_the_marking(folder: Path) -> None:
+    with_it = await read_ids(folder, [{"role": "user", "content": HOSTILE}])
+    without = await read_ids(folder, [{"role": "user", "content": HOSTILE[:-1]}])
     assert len(with_it) > len(without)
 
 
@@ -72,24 +62,23 @@ def test_special_tokens_in_a_prompt_are_special(folder: Path) -> None:
     assert Tokenizer(folder).encode_prompt(text) == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
 
 
-def test_the_templates_own_refusal_reaches_the_client(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(write_sentencepiece(tmp_path, LLAMA))
+async def test_the_templates_own_refusal_reaches_the_client(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="Roles must alternate") as refusal:
-        tokenizer.encode_chat([{"role": "assistant", "content": "x"}], limit=100)
+        await read_ids(write_sentencepiece(tmp_path, LLAMA), [{"role": "assistant", "content": "x"}])
     assert refusal.value.param == "messages"
 
 
-def test_a_base_without_template_refuses_chats(tmp_path: Path) -> None:
+async def test_a_base_without_template_refuses_chats(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no chat template"):
-        Tokenizer(write_byte_level(tmp_path, None)).encode_chat(CHATS[0], limit=100)
+        await read_ids(write_byte_level(tmp_path, None), CHATS[0])
 
 
 @pytest.mark.parametrize(
     "source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ namespace(_x=1) }}", "{{ 1 / 0 }}"]
 )
-def test_templates_run_in_a_sandbox_and_their_failures_are_refusals(tmp_path: Path, source: str) -> None:
+async def test_templates_run_in_a_sandbox_and_their_failures_are_refusals(tmp_path: Path, source: str) -> None:
     with pytest.raises(InvalidRequestError):
-        Tokenizer(write_byte_level(tmp_path, source)).encode_chat(CHATS[0], limit=100)
+        await read_ids(write_byte_level(tmp_path, source), CHATS[0])
 
 
 @pytest.mark.parametrize(
@@ -101,9 +90,9 @@ def test_templates_run_in_a_sandbox_and_their_failures_are_refusals(tmp_path: Pa
         "{% if tools is not none %}no{% endif %}{{ strftime_now('%Y') }}",
     ],
 )
-def test_template_features_render_as_in_transformers(tmp_path: Path, source: str) -> None:
+async def test_template_features_render_as_in_transformers(tmp_path: Path, source: str) -> None:
     folder = write_byte_level(tmp_path, source)
-    assert Tokenizer(folder).encode_chat(CHATS[0], limit=10_000) == reference(folder, CHATS[0])
+    assert await read_ids(folder, CHATS[0]) == reference_ids(folder, CHATS[0])
 
 
 @pytest.mark.parametrize("text", TEXT)

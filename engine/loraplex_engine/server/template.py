@@ -1,0 +1,79 @@
+"""One chat template as the front uses it: the base's renders small chats here, all else goes to the sandbox."""
+
+from __future__ import annotations
+
+from loraplex_engine.server.chat_template import Chat, ChatTemplate
+from loraplex_engine.server.control_token import Marks, count_chars, has_control
+from loraplex_engine.server.sandbox.client import Sandbox
+from loraplex_engine.server.sandbox.task import RenderTask
+from loraplex_engine.server.template_facts import TemplateFacts
+from loraplex_engine.server.tokenizer import Tokenizer
+
+# what a template of the base does in a millisecond or two
+_MAX_MESSAGES_HERE, _MAX_CHARS_HERE = 64, 1 << 16
+
+
+class Template:
+    """A template's text, what it reads, and how it is rendered."""
+
+    def __init__(
+        self,
+        source: str,
+        facts: TemplateFacts,
+        code: bytes,
+        tokenizer: Tokenizer,
+        sandbox: Sandbox,
+        here: ChatTemplate | None = None,
+    ) -> None:
+        """Take a template.
+
+        Args:
+            source: its text.
+            facts: what it reads.
+            code: for the sandbox.
+            tokenizer: knows the model's control tokens.
+            sandbox: where it is rendered.
+            here: the same, if it may be rendered in this process.
+        """
+        self.source = source
+        self.facts = facts
+        self.special_tokens = tokenizer.special_tokens
+        """Variables that it gets beside those of the chat."""
+        self._special = tokenizer.special
+        self._control = tokenizer.control_pattern(facts.literal_text)
+        self._code = code
+        self._sandbox = sandbox
+        self._here = here
+
+    async def render(self, chat: Chat, *, tenant_id: str = "") -> list[str | None]:
+        """Return the prompt in pieces: what the template wrote, a control token that is plain text, and so on.
+
+        A template may look for a token in a text and miss it behind a mark, say the end of a thought that it leaves
+        out. Where marks change what is written, an assistant's text keeps the tokens that the template writes itself.
+
+        Args:
+            chat: what to render.
+            tenant_id: whose turn in the sandbox it is.
+
+        Raises:
+            InvalidRequestError: The template refuses the chat, or takes too much.
+            NotReadyError: The sandbox had no place in time.
+        """
+        if not has_control(chat, self._control):
+            return [await self._render(chat, tenant_id)]
+        marks = Marks(chat, self.source, self._control)
+        plain = await self._render(chat, tenant_id)
+        first = await self._render(marks.mark(chat), tenant_id)
+        if marks.strip(first) != plain:
+            text = await self._render(marks.mark(chat, self._special, but="assistant"), tenant_id)
+            if marks.strip(text) == plain:
+                return marks.split(text)
+        return marks.split(first)
+
+    async def _render(self, chat: Chat, tenant_id: str) -> str:
+        # options may be anything, and a template may count with them
+        is_small = len(chat.messages) <= _MAX_MESSAGES_HERE and count_chars(chat) <= _MAX_CHARS_HERE
+        if self._here is not None and is_small and not chat.options:
+            return self._here.render(chat)
+        task = RenderTask(self._code, chat, self.special_tokens)
+        return await self._sandbox.render(task, tenant_id=tenant_id)
