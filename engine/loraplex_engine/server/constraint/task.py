@@ -1,4 +1,7 @@
-"""What is to be made into a grammar; data only, from the front to the sandbox."""
+"""What is to be made into a grammar; data only, from the front to the sandbox.
+
+Each task names in `param` the field of the body that a refusal is about.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ class JsonSchema(msgspec.Struct, frozen=True):
     schema: dict[str, Any] | bool
     where: str
     is_lenient: bool = False
-    """What cannot be enforced is not, instead of being refused."""
+    """Keywords that cannot be enforced are passed over, not refused."""
     is_spaced: bool = False
-    """A space behind each comma and colon, as models write the arguments of calls."""
+    """The text has a blank after each comma and colon, as models write the arguments of calls; else none."""
 
 
 class SchemaTask(msgspec.Struct, frozen=True, tag="schema"):
@@ -40,7 +43,7 @@ class ChoiceTask(msgspec.Struct, frozen=True, tag="choice"):
 
 
 class LarkTask(msgspec.Struct, frozen=True, tag="lark"):
-    """Text that a Lark grammar matches; each of `schemas` is a rule that `text` uses and does not define."""
+    """Text that a Lark or GBNF grammar matches; each of `schemas` is a rule that `text` uses and does not define."""
 
     param: str
     text: str
