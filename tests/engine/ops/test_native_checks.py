@@ -111,6 +111,8 @@ def test_sampling_refuses_ids_outside_the_vocabulary_and_lists_that_do_not_fit(n
             choose(logits, [SamplingRow(seen_ids=ids, seen_counts=torch.zeros(2)), SamplingRow()])
     with pytest.raises(RuntimeError, match="must have one value per id"):
         choose(logits, [SamplingRow(edit_ids=torch.tensor([0]), edit_values=torch.zeros(2)), SamplingRow()])
+    with pytest.raises(RuntimeError, match="a bit per token"):
+        choose(logits, [SamplingRow(), SamplingRow(allowed=torch.ones(1, dtype=torch.int32))])
     with pytest.raises(RuntimeError, match="entries"):
         choose(logits, [SamplingRow()])
     with pytest.raises(RuntimeError, match="no columns"):

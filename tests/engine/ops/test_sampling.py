@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loraplex_engine.ops.sampling import naive
-from loraplex_engine.ops.sampling.row import SamplingRow
+from loraplex_engine.ops.sampling.row import NO_IDS, NO_VALUES, NO_WORDS, SamplingRow
 
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
@@ -37,7 +37,15 @@ def random_row(vocab: int) -> SamplingRow:
         edit_values=torch.tensor([random.choice([-100.0, -1.0, 3.0, 100.0, -math.inf]) for _ in ids]),
         seen_ids=seen,
         seen_counts=torch.randint(0, 4, (len(seen),)).float(),
+        allowed=random.choice([NO_WORDS, NO_WORDS, pack(torch.rand(vocab) < random.choice([0.02, 0.5, 0.99]))]),
     )
+
+
+def pack(is_allowed: torch.Tensor) -> torch.Tensor:
+    """As many words as the tokens need, a bit for each."""
+    bits = torch.zeros(-(-len(is_allowed) // 32) * 32, dtype=torch.int64)
+    bits[: len(is_allowed)] = is_allowed
+    return (bits.view(-1, 32) << torch.arange(32)).sum(dim=1).to(torch.int32)
 
 
 def random_logits(rows: int, vocab: int, dtype: torch.dtype) -> torch.Tensor:
@@ -75,6 +83,35 @@ def test_tokens_are_those_of_the_naive_form(kernels, dtype, vocab):
             assert is_border(logits[i], rows[i], int(ours.token_ids[i])), rows[i]
             num_borders += 1
     assert num_borders <= 2
+
+
+@dtypes
+@pytest.mark.parametrize("vocab", SIZES)
+def test_what_is_not_allowed_is_never_chosen_and_logprobs_do_not_know_of_it(kernels, dtype, vocab):
+    logits = torch.randn(24, vocab).to(dtype)
+    is_allowed = [torch.rand(vocab) < 0.1 for _ in range(24)]
+    for row in is_allowed:
+        row[random.randrange(vocab)] = True
+    rows = [
+        dataclasses.replace(random_row(vocab), num_top=0, edit_ids=NO_IDS, edit_values=NO_VALUES) for _ in range(24)
+    ]
+    rows = [dataclasses.replace(row, allowed=pack(allowed)) for row, allowed in zip(rows, is_allowed, strict=True)]
+    chosen = kernels(dtype).choose_tokens(logits, rows)
+    for i, token_id in enumerate(chosen.token_ids.tolist()):
+        assert is_allowed[i][token_id]
+        expected = torch.log_softmax(logits[i].float(), -1)[token_id]
+        torch.testing.assert_close(chosen.logprobs[i, 0], expected, atol=2e-6, rtol=2e-6)
+
+
+@dtypes
+def test_row_that_is_allowed_nothing_has_no_token_and_harms_no_other(kernels, dtype):
+    logits = random_logits(2, 100, dtype)
+    nothing, all_tokens = pack(torch.zeros(100)), pack(torch.ones(100))
+    for temperature in (0.0, 1.0):
+        row = SamplingRow(temperature=temperature, number=0.5)
+        rows = [dataclasses.replace(row, allowed=words) for words in (nothing, all_tokens)]
+        chosen = kernels(dtype).choose_tokens(logits, rows).token_ids.tolist()
+        assert chosen == [-1, int(naive.choose_tokens(logits[1:], [row]).token_ids)]
 
 
 @dtypes

@@ -374,12 +374,20 @@ Changes read_changes(at::TensorList ids, at::TensorList values, size_t i, int64_
   return {data<int64_t>(ids[i]), data<float>(values[i]), ids[i].size(0)};
 }
 
+const int32_t* read_allowed(at::TensorList allowed, size_t i, int64_t vocab_size) {
+  if (allowed.empty() || allowed[i].numel() == 0) return nullptr;
+  check(allowed[i], "allowed", at::kInt, 1);
+  TORCH_CHECK(allowed[i].size(0) == (vocab_size + 31) / 32, "allowed must have a bit per token");
+  return data<int32_t>(allowed[i]);
+}
+
 std::vector<RowSettings> read_settings(at::ArrayRef<double> settings, at::TensorList edit_ids,
                                        at::TensorList edit_values, at::TensorList seen_ids,
-                                       at::TensorList seen_counts, size_t num_rows, int64_t vocab_size) {
+                                       at::TensorList seen_counts, at::TensorList allowed, size_t num_rows,
+                                       int64_t vocab_size) {
   constexpr size_t kFields = 9;
   TORCH_CHECK(settings.size() == num_rows * kFields, "settings has ", settings.size(), " entries");
-  for (const auto& list : {edit_ids, edit_values, seen_ids, seen_counts})
+  for (const auto& list : {edit_ids, edit_values, seen_ids, seen_counts, allowed})
     TORCH_CHECK(list.empty() || list.size() == num_rows, "a list must have one tensor per row, or none");
   TORCH_CHECK(edit_ids.size() == edit_values.size() && seen_ids.size() == seen_counts.size(), "ids without values");
   std::vector<RowSettings> rows;
@@ -397,18 +405,20 @@ std::vector<RowSettings> read_settings(at::ArrayRef<double> settings, at::Tensor
                     .top_k = int64_t(std::min(row[1], double(vocab_size))),
                     .num_top = int64_t(std::min(row[8], double(vocab_size))),
                     .edits = read_changes(edit_ids, edit_values, i, vocab_size, "edits"),
-                    .seen = read_changes(seen_ids, seen_counts, i, vocab_size, "seen")});
+                    .seen = read_changes(seen_ids, seen_counts, i, vocab_size, "seen"),
+                    .allowed = read_allowed(allowed, i, vocab_size)});
   }
   return rows;
 }
 
 std::tuple<Tensor, Tensor, Tensor> choose_tokens(const Tensor& logits, at::ArrayRef<double> settings,
                                                  at::TensorList edit_ids, at::TensorList edit_values,
-                                                 at::TensorList seen_ids, at::TensorList seen_counts) {
+                                                 at::TensorList seen_ids, at::TensorList seen_counts,
+                                                 at::TensorList allowed) {
   check(logits, "logits", logits.scalar_type(), 2);
   const int64_t num_rows = logits.size(0), n = logits.size(1);
   TORCH_CHECK(n > 0 && n < (int64_t(1) << 31), "logits has ", n, " columns");
-  const auto rows = read_settings(settings, edit_ids, edit_values, seen_ids, seen_counts, num_rows, n);
+  const auto rows = read_settings(settings, edit_ids, edit_values, seen_ids, seen_counts, allowed, num_rows, n);
   int64_t num_top = -1;
   for (const RowSettings& row : rows) num_top = std::max(num_top, row.num_top);
   Tensor token_ids = at::empty({num_rows}, logits.options().dtype(at::kLong));
@@ -488,7 +498,7 @@ TORCH_LIBRARY(loraplex, m) {
   m.def("choose_greedy(Tensor logits) -> Tensor");
   m.def(
       "choose_tokens(Tensor logits, float[] settings, Tensor[] edit_ids, Tensor[] edit_values, Tensor[] seen_ids, "
-      "Tensor[] seen_counts) -> (Tensor, Tensor, Tensor)");
+      "Tensor[] seen_counts, Tensor[] allowed) -> (Tensor, Tensor, Tensor)");
   m.def("score_tokens(Tensor logits, Tensor token_ids, int num_top) -> (Tensor, Tensor)");
 }
 

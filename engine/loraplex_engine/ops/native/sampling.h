@@ -104,12 +104,24 @@ struct RowSettings {
   float presence, frequency, repetition;
   int64_t top_k, num_top;  // 0: all; below 0: no log-probabilities
   Changes edits, seen;     // added to the scores; penalised by how often each is in the output
+  const int32_t* allowed;  // a bit per token; null: all
 
   bool is_ordered() const { return top_k > 0 || top_p < 1; }
-  bool is_edited() const { return edits.count + seen.count > 0; }
+  bool is_edited() const { return edits.count + seen.count > 0 || allowed != nullptr; }
 };
 
-inline void edit_row(const RowSettings& row, float* z) {
+// Minus infinity for tokens whose bit is not set; writes whole vectors.
+inline void allow_row(const int32_t* words, int64_t n, float* z) {
+  constexpr Units kLane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const uint32_t lanes = (uint32_t(words[i / 32]) >> (i % 32)) & 0xffff;
+    if (lanes == 0xffff) continue;
+    const Mask is_allowed = cast<Mask>(((splat(lanes) >> kLane) & splat(uint32_t(1))) != Units{});
+    store(z + i, is_allowed ? load(z + i) : splat(-kInfinity));
+  }
+}
+
+inline void edit_row(const RowSettings& row, int64_t n, float* z) {
   for (int64_t i = 0; i < row.edits.count; ++i) z[row.edits.ids[i]] += row.edits.values[i];
   for (int64_t i = 0; i < row.seen.count; ++i) {
     const float times = row.seen.values[i];
@@ -118,6 +130,7 @@ inline void edit_row(const RowSettings& row, float* z) {
     score -= row.frequency * times;
     if (times > 0) score -= row.presence;
   }
+  if (row.allowed != nullptr) allow_row(row.allowed, n, z);
 }
 
 inline double sum_exp(const float* z, int64_t n, float best) {
@@ -416,7 +429,7 @@ int64_t choose_row(const T* x, int64_t n, const RowSettings& row, float* logprob
   float log_sum = 0;
   if (is_told) log_sum = tell_top(s.scores.data(), n, best, row.num_top, logprobs + 1, top_ids);
   if (row.is_edited()) {
-    edit_row(row, s.scores.data());
+    edit_row(row, n, s.scores.data());
     peak = find_peak(s.scores.data(), n);
     if (!peak.is_valid) return -1;
   }

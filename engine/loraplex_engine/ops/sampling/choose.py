@@ -31,12 +31,13 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Chosen:
     2. Edits: `z[id] += value` (biases; forbidden tokens get minus infinity).
     3. Penalties on the seen tokens: `z = z / repetition if z > 0 else z * repetition`, then
        `z -= frequency * count`, then `z -= presence` where `count > 0`.
-    4. Greedy rows take the highest `z`, the lower id among equals, and end here.
-    5. `mass = exp((z - max z) / temperature)`.
-    6. Filters: `min_p` keeps what has at least that part of the likeliest token's mass; `top_k` of those, so many in
+    4. Where only some tokens are allowed, the others get minus infinity.
+    5. Greedy rows take the highest `z`, the lower id among equals, and end here.
+    6. `mass = exp((z - max z) / temperature)`.
+    7. Filters: `min_p` keeps what has at least that part of the likeliest token's mass; `top_k` of those, so many in
        falling order of `z`, the lower id first among equals; `top_p` of those, each before which less than that part
        of their mass lies. At least one token stays.
-    7. The token is the first, in that order, where the cumulative mass passes `number` times the kept mass. Without
+    8. The token is the first, in that order, where the cumulative mass passes `number` times the kept mass. Without
        `top_k` and `top_p` the order is that of the ids, which gives the same distribution without any sorting.
 
     Args:

@@ -46,7 +46,11 @@ def count_top(rows: Sequence[SamplingRow], vocab_size: int) -> int | None:
 
 
 def edit(logits: Tensor, row: SamplingRow) -> Tensor:
-    """One row's scores [V] after its edits and penalties."""
+    """One row's scores [V] after its edits and penalties, minus infinity where it may not go."""
+    return _allow(_penalise(logits, row), row.allowed)
+
+
+def _penalise(logits: Tensor, row: SamplingRow) -> Tensor:
     scores = logits.float() if logits.dtype is not torch.float64 else logits
     scores = scores.index_add(0, row.edit_ids.to(scores.device), row.edit_values.to(scores))
     if len(row.seen_ids) == 0:
@@ -56,6 +60,14 @@ def edit(logits: Tensor, row: SamplingRow) -> Tensor:
     seen = torch.where(seen > 0, seen / row.repetition_penalty, seen * row.repetition_penalty)
     seen = seen - row.frequency_penalty * counts
     return scores.index_copy(0, ids, seen - row.presence_penalty * (counts > 0))
+
+
+def _allow(scores: Tensor, words: Tensor) -> Tensor:
+    if len(words) == 0:
+        return scores
+    bits = (words[:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+    is_allowed = bits.flatten()[: len(scores)].bool().to(scores.device)
+    return torch.where(is_allowed, scores, -math.inf)
 
 
 def _choose(logits: Tensor, row: SamplingRow) -> int:

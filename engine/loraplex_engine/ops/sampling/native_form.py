@@ -34,7 +34,10 @@ def choose_tokens(logits: Tensor, rows: Sequence[SamplingRow]) -> Chosen:
     seen: tuple[list[Tensor], list[Tensor]] = ([], [])
     if any(len(row.seen_ids) for row in rows):
         seen = [row.seen_ids for row in rows], [row.seen_counts for row in rows]
-    return Chosen(*OPS.choose_tokens.default(logits, settings, *edits, *seen))
+    allowed: list[Tensor] = []
+    if any(len(row.allowed) for row in rows):
+        allowed = [row.allowed for row in rows]
+    return Chosen(*OPS.choose_tokens.default(logits, settings, *edits, *seen, allowed))
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> Scored:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 NO_IDS = torch.empty(0, dtype=torch.int64)
 NO_VALUES = torch.empty(0, dtype=torch.float32)
+NO_WORDS = torch.empty(0, dtype=torch.int32)
 
 
 @dataclass(slots=True)
@@ -33,6 +34,9 @@ class SamplingRow:
     edit_values: Tensor = NO_VALUES  # float32, added to their scores; -inf forbids
     seen_ids: Tensor = NO_IDS  # int64, distinct tokens that are penalised, with
     seen_counts: Tensor = NO_VALUES  # float32, how often each is in the output; 0: in the prompt alone
+    allowed: Tensor = (
+        NO_WORDS  # int32 [ceil(V / 32)], token t may be chosen if bit t % 32 of word t // 32 is set; []: all
+    )
 
     @property
     def is_ordered(self) -> bool:

@@ -41,7 +41,7 @@ def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> Scored:
 
 
 def _edit(raw: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    edited = [i for i, row in enumerate(rows) if len(row.edit_ids) or len(row.seen_ids)]
+    edited = [i for i, row in enumerate(rows) if len(row.edit_ids) or len(row.seen_ids) or len(row.allowed)]
     if not edited:
         return raw
     return raw.index_copy(0, _index(edited, raw), torch.stack([edit(raw[i], rows[i]) for i in edited]))
