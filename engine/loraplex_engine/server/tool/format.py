@@ -14,6 +14,8 @@ import msgspec
 
 from loraplex_engine.config import TOOL_CALL_PARSERS
 
+# how templates of Llama 3 refuse a turn of several calls
+_SINGLE = "single tool-call"
 _ALL_MARKS = ("[ARGS]", "[CALL_ID]")
 
 
@@ -35,6 +37,8 @@ class ToolFormat(msgspec.Struct, frozen=True):
     """Between two calls."""
     is_opener_optional: bool = False
     """An answer may begin with the body."""
+    is_single: bool = False
+    """The template takes one call in a turn, so no grammar allows more."""
     writes_prompt: bool = False
     """The template does not say what tools there are, so we do."""
 
@@ -68,7 +72,7 @@ def choose_format(template: str | None, parser: str = "auto", *, knows_tools: bo
     """
     found = FORMATS.get(parser) or (_detect(template or "") if knows_tools else None)
     if found is not None and knows_tools:
-        return found
+        return msgspec.structs.replace(found, is_single=_SINGLE in (template or ""))
     return msgspec.structs.replace(found or _HERMES, writes_prompt=True)
 
 

@@ -74,7 +74,7 @@ def build_plan(
             form,
             special_ids,
             is_required=is_required,
-            is_parallel=request.parallel_tool_calls and not isinstance(request.tool_choice, NamedToolChoice),
+            is_parallel=_is_parallel(request, form),
             answer=answer,
         )
     return ToolPlan(
@@ -122,6 +122,11 @@ def _choose(request: ChatRequest) -> tuple[list[tuple[int, Tool]], bool]:
             raise InvalidRequestError("`tool_choice.allowed_tools.tools` must not be empty.", param="tool_choice")
         return _pick(tools, [tool.function.name for tool in subset.tools]), subset.mode == "required"
     return tools, choice == "required"
+
+
+def _is_parallel(request: ChatRequest, form: ToolFormat) -> bool:
+    is_named = isinstance(request.tool_choice, NamedToolChoice)
+    return request.parallel_tool_calls and not is_named and not form.is_single
 
 
 def _pick(tools: Sequence[tuple[int, Tool]], names: Sequence[str]) -> list[tuple[int, Tool]]:

@@ -30,6 +30,12 @@ def test_the_template_shows_the_form(template: str, name: str) -> None:
     assert choose_format(template, knows_tools=True) == FORMATS[name]
 
 
+def test_a_template_that_takes_one_call_in_a_turn_has_a_form_for_one() -> None:
+    template = LLAMA31 + "{{- raise_exception('This model only supports single tool-calls at once!') }}"
+    assert choose_format(template, knows_tools=True).is_single
+    assert not choose_format(LLAMA31, knows_tools=True).is_single
+
+
 @pytest.mark.parametrize("template", [None, "{{ messages }}", QWEN_CODER])
 def test_a_form_that_is_not_known_is_replaced_by_our_own_words(template: str | None) -> None:
     form = choose_format(template, knows_tools=template is not None)

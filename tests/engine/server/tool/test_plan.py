@@ -82,6 +82,13 @@ def test_one_function_or_parallel_off_means_one_call(fields: dict[str, Any]) -> 
     assert ")*" in text_of(plan(tool_choice="required"))
 
 
+def test_a_template_of_single_calls_means_one_call() -> None:
+    request = msgspec.convert({"model": "m", "messages": [], "tools": TOOLS, "tool_choice": "required"}, ChatRequest)
+    for is_single in (True, False):
+        form = msgspec.structs.replace(HERMES, is_single=is_single)
+        assert (")*" in text_of(build_plan(request, form, {}, None))) != is_single
+
+
 def test_a_schema_of_the_answer_holds_where_no_call_is_required() -> None:
     made = plan(SCHEMA)
     assert "start: calls | answer" in text_of(made)
