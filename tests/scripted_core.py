@@ -60,6 +60,12 @@ def build_logprobs(num_top: int | None, token: int, count: int) -> list[wire.Tok
     return [wire.TokenLogprobs(-1.0 - count, likely[:num_top])]
 
 
+def build_prompt_logprobs(num_top: int | None, ids: list[int]) -> list[wire.TokenLogprobs]:
+    """What a core says of a prompt: of all its tokens but the first."""
+    pairs = enumerate(ids[1:])
+    return [found for count, token in pairs for found in build_logprobs(num_top, token, count)]
+
+
 class ScriptedCore:
     """One peer of a front; every behaviour is an attribute."""
 
@@ -146,15 +152,22 @@ class ScriptedCore:
         self._tasks.pop(request.request_id, None)
         # the EOS token is counted and has no text
         num_tokens = request.params.max_tokens if is_long else len(ids) + 1
-        await self._end(request.request_id, "length" if is_long else "stop", self._stats(request, num_tokens))
+        is_unscored = num_tokens == 0 or not ids
+        scores = build_prompt_logprobs(request.params.prompt_logprobs, request.prompt_ids) if is_unscored else []
+        await self._end(request.request_id, "length" if is_long else "stop", self._stats(request, num_tokens), scores)
         await self._settle_drains()
 
     async def _token(self, request: wire.AddRequest, token: int, count: int) -> None:
         logprobs = build_logprobs(request.params.logprobs, token, count)
-        await self.say(wire.TokenEvents([wire.TokenEvent(request.request_id, [token], logprobs=logprobs)]))
+        scores = [] if count else build_prompt_logprobs(request.params.prompt_logprobs, request.prompt_ids)
+        event = wire.TokenEvent(request.request_id, [token], logprobs=logprobs, prompt_logprobs=scores)
+        await self.say(wire.TokenEvents([event]))
 
-    async def _end(self, request_id: str, finish: str, stats: wire.RequestStats) -> None:
-        await self.say(wire.TokenEvents([wire.TokenEvent(request_id, [], finish, None, stats)]))
+    async def _end(
+        self, request_id: str, finish: str, stats: wire.RequestStats, scores: list[wire.TokenLogprobs] | None = None
+    ) -> None:
+        event = wire.TokenEvent(request_id, [], finish, None, stats, prompt_logprobs=scores or [])
+        await self.say(wire.TokenEvents([event]))
 
     async def _fail(self, request: wire.AddRequest, error: wire.ErrorInfo, count: int) -> None:
         self._tasks.pop(request.request_id, None)
@@ -197,8 +210,11 @@ def sign(**changes: Any) -> str:
 class Rig:
     """A front over HTTP on a Unix socket, with a scripted core behind it."""
 
-    def __init__(self, front: Front, core: ScriptedCore, client: CoreClient, http: httpx.AsyncClient, uds: str) -> None:
-        self.front, self.core, self.client, self.http, self.uds = front, core, client, http, uds
+    def __init__(
+        self, front: Front, core: ScriptedCore, client: CoreClient, http: httpx.AsyncClient, server: uvicorn.Server
+    ) -> None:
+        self.front, self.core, self.client, self.http, self.server = front, core, client, http, server
+        self.uds = str(server.config.uds)
         self.core_task: asyncio.Task[None] | None = None
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -234,7 +250,7 @@ async def running_rig(folder: Path, base: Path, *, has_test_hooks: bool = False,
     link = CoreLink(context, folder, 0)
     uds = str(folder / "http")
     async with _serving(server, uds), _client(uds) as http:
-        rig = Rig(front, core, client, http, uds)
+        rig = Rig(front, core, client, http, server)
         client.attach(link.send)
         rig.core_task = asyncio.create_task(core.run(link.to_core, link.to_front))
         pump = asyncio.create_task(link.pump(client.receive))

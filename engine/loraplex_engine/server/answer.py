@@ -12,8 +12,9 @@ import msgspec
 from litestar.types import Receive, Scope, Send
 
 from loraplex_engine.errors import ClientGoneError, EngineError
-from loraplex_engine.server.choice import Update
-from loraplex_engine.server.chunk import Renderer
+from loraplex_engine.server.choice import Update, merge
+from loraplex_engine.server.chunk import Answer, Renderer
+from loraplex_engine.server.echo import PartOptions, PromptPart, RenderedPart, render_part
 from loraplex_engine.server.generation import MAX_PENDING_BYTES, Generation
 from loraplex_engine.server.http_error import error_body, error_headers, status_of
 from loraplex_engine.server.metric import FrontMetrics
@@ -31,6 +32,8 @@ class AnswerOptions(msgspec.Struct, frozen=True):
     is_stream: bool
     includes_usage: bool
     includes_done: bool
+    part: PartOptions = PartOptions()
+    """What is said of the prompt."""
 
 
 class GenerationAnswer:
@@ -44,6 +47,7 @@ class GenerationAnswer:
         self._options = options
         self._metrics = metrics
         self._opened: set[int] = set()
+        self._parts: dict[int, RenderedPart] = {}
         self._is_started = False
         self._written_at = 0.0
 
@@ -71,6 +75,9 @@ class GenerationAnswer:
         async for updates in self._generation.updates():
             if not self._is_started:
                 await self._start(send, 200, _STREAM_HEADERS)
+            for update in updates:
+                if update.prompt is not None:
+                    await self._write_prompt(send, update.index, update.prompt)
             data = b"".join(map(self._render, updates)) or self._build_sign_of_life()
             if data:
                 await self._write(send, data)
@@ -78,13 +85,34 @@ class GenerationAnswer:
         usage = self._renderer.usage(done) if self._options.includes_usage else b""
         await self._write(send, usage + self._done_event(done) + _event(b"[DONE]"), is_last=True)
 
+    async def _write_prompt(self, send: Send, index: int, prompt: PromptPart) -> None:
+        """Send what a choice says of its prompt, piece by piece."""
+        part = await self._render_part(prompt)
+        opening = self._open(index)
+        if opening:
+            await self._write(send, opening)
+        for event in self._renderer.prompt(index, part):
+            await self._write(send, event)
+            await asyncio.sleep(0)
+
+    async def _render_part(self, prompt: PromptPart) -> RenderedPart:
+        """Return a prompt's part, rendered once for all choices."""
+        if id(prompt) not in self._parts:
+            self._parts[id(prompt)] = await render_part(
+                prompt, self._generation.table, self._options.part, self._renderer.writer
+            )
+        return self._parts[id(prompt)]
+
+    def _open(self, index: int) -> bytes:
+        if index in self._opened:
+            return b""
+        self._opened.add(index)
+        return self._renderer.opening(index)
+
     def _render(self, update: Update) -> bytes:
-        events = b""
-        if update.index not in self._opened:
-            self._opened.add(update.index)
-            events = self._renderer.opening(update.index)
-        if update.text or update.entries:
-            events += self._renderer.text(update.index, update.text, update.entries)
+        events = self._open(update.index)
+        if update.text or update.entries or update.calls:
+            events += self._renderer.text(update)
         if update.finish is not None:
             events += self._renderer.finish(update.index, update.finish)
         return events
@@ -95,7 +123,9 @@ class GenerationAnswer:
             for update in updates:
                 answers.setdefault(update.index, []).append(update)
         done = await self._generation.settle()
-        body = self._renderer.whole([_join(answers[index]) for index in sorted(answers)], done)
+        joined = [_join(answers[index]) for index in sorted(answers)]
+        parts = [None if update.prompt is None else await self._render_part(update.prompt) for update in joined]
+        body = self._renderer.whole(list(map(Answer, joined, parts)), done)
         await self._start(send, 200, [("content-type", "application/json"), *self._done_headers(done)], len(body))
         await self._write(send, body, is_last=True)
 
@@ -147,4 +177,5 @@ def _join(updates: Sequence[Update]) -> Update:
     """Return one choice's updates as one."""
     text = "".join(update.text for update in updates)
     entries = [entry for update in updates for entry in update.entries]
-    return Update(updates[0].index, text, updates[-1].finish, entries)
+    calls = merge([call for update in updates for call in update.calls])
+    return Update(updates[0].index, text, updates[-1].finish, entries, calls, updates[0].prompt)

@@ -5,13 +5,15 @@ What all parts of one answer repeat is encoded once, so an event costs little mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from loraplex_engine.server.choice import Update
+from loraplex_engine.server.echo import SLICE, RenderedPart
 from loraplex_engine.server.logprob import ChatLogprobs, CompletionLogprobs, Entry, LogprobWriter
+from loraplex_engine.server.tool.delta import CallDelta
 from loraplex_engine.wire import openai
 from loraplex_engine.wire.done import RequestDone
 
@@ -27,6 +29,15 @@ class AnswerFacts(msgspec.Struct, frozen=True):
     system_fingerprint: str
 
 
+class Answer(NamedTuple):
+    """One choice that has ended."""
+
+    update: Update
+    """All of its updates as one."""
+    part: RenderedPart | None
+    """What it states of its prompt."""
+
+
 class Renderer(Protocol):
     """One route's shapes. Pure."""
 
@@ -36,8 +47,11 @@ class Renderer(Protocol):
     def opening(self, index: int, /) -> bytes:
         """Return the event before a choice's first text; nothing if there is none."""
 
-    def text(self, index: int, text: str, entries: Sequence[Entry]) -> bytes:
-        """Return the event for new text."""
+    def prompt(self, index: int, part: RenderedPart) -> Iterator[bytes]:
+        """Return the events that state the prompt, before a choice's first text."""
+
+    def text(self, update: Update) -> bytes:
+        """Return the event for new text or calls."""
 
     def finish(self, index: int, reason: str) -> bytes:
         """Return the event that ends a choice."""
@@ -45,7 +59,7 @@ class Renderer(Protocol):
     def usage(self, done: RequestDone) -> bytes:
         """Return the event with the totals and no choice."""
 
-    def whole(self, answers: Sequence[Update], done: RequestDone) -> bytes:
+    def whole(self, answers: Sequence[Answer], done: RequestDone) -> bytes:
         """Return the body of an answer that is not streamed."""
 
 
@@ -61,10 +75,19 @@ class ChatRenderer:
         """Return the chunk that names the role."""
         return self._chunk(openai.ChatChunkChoice(index, openai.ChatDelta(role="assistant", content="")))
 
-    def text(self, index: int, text: str, entries: Sequence[Entry]) -> bytes:
-        """Return a chunk of content."""
-        delta = openai.ChatDelta(content=text)
-        return self._chunk(openai.ChatChunkChoice(index, delta, logprobs=_join(self.writer, entries)))
+    def prompt(self, index: int, part: RenderedPart) -> Iterator[bytes]:
+        """Return the chunk with the prompt's log-probabilities, once, since all choices have one prompt."""
+        if part.listing is not None and index == 0:
+            choice = openai.ChatChunkChoice(index, openai.ChatDelta())
+            yield b'%b%b],"prompt_logprobs":%b}\n\n' % (self._head, _encode(choice), bytes(part.listing))
+
+    def text(self, update: Update) -> bytes:
+        """Return a chunk of content, calls or both."""
+        delta = openai.ChatDelta(
+            content=update.text if update.text or not update.calls else None,
+            tool_calls=list(map(_build_delta, update.calls)) or None,
+        )
+        return self._chunk(openai.ChatChunkChoice(update.index, delta, logprobs=_join(self.writer, update.entries)))
 
     def finish(self, index: int, reason: str) -> bytes:
         """Return the chunk with the reason."""
@@ -74,18 +97,17 @@ class ChatRenderer:
         """Return the last chunk."""
         return b'%b],"usage":%b}\n\n' % (self._head, _encode(_build_usage(done)))
 
-    def whole(self, answers: Sequence[Update], done: RequestDone) -> bytes:
+    def whole(self, answers: Sequence[Answer], done: RequestDone) -> bytes:
         """Return the whole completion."""
         choices = [
             openai.ChatChoice(
-                answer.index,
-                openai.ChatMessage(answer.text),
-                answer.finish or "stop",
-                _join(self.writer, answer.entries),
+                update.index, _build_message(update), update.finish or "stop", _join(self.writer, update.entries)
             )
-            for answer in answers
+            for update, _ in answers
         ]
-        return _build_whole(_build_head(self._facts, "chat.completion"), choices, done)
+        part = answers[0].part
+        listing = None if part is None else part.listing
+        return _build_whole(_build_head(self._facts, "chat.completion"), choices, done, listing)
 
     def _chunk(self, choice: openai.ChatChunkChoice) -> bytes:
         return b"%b%b]}\n\n" % (self._head, _encode(choice))
@@ -102,9 +124,25 @@ class CompletionRenderer:
         """Return nothing: a completion has no role."""
         return b""
 
-    def text(self, index: int, text: str, entries: Sequence[Entry]) -> bytes:
-        """Return a chunk of text."""
-        return self._chunk(openai.CompletionChoice(index, text, logprobs=_join(self.writer, entries)))
+    def prompt(self, index: int, part: RenderedPart) -> Iterator[bytes]:
+        """Return a chunk with the prompt's log-probabilities, then chunks of its text."""
+        if part.listing is not None:
+            yield self._chunk(openai.CompletionChoice(index, "", prompt_logprobs=part.listing))
+        if not part.entries:
+            if part.text:
+                yield self._chunk(openai.CompletionChoice(index, part.text))
+            return
+        for start in range(0, len(part.entries), SLICE):
+            stop = start + SLICE
+            end = part.starts[stop] if stop < len(part.starts) else len(part.text)
+            text, entries = part.text[part.starts[start] : end], part.entries[start:stop]
+            yield self._chunk(openai.CompletionChoice(index, text, logprobs=_join(self.writer, entries)))
+
+    def text(self, update: Update) -> bytes:
+        """Return the chunk of text."""
+        return self._chunk(
+            openai.CompletionChoice(update.index, update.text, logprobs=_join(self.writer, update.entries))
+        )
 
     def finish(self, index: int, reason: str) -> bytes:
         """Return the chunk with the reason."""
@@ -114,16 +152,40 @@ class CompletionRenderer:
         """Return the last chunk."""
         return b'data: %b],"usage":%b}\n\n' % (self._head, _encode(_build_usage(done)))
 
-    def whole(self, answers: Sequence[Update], done: RequestDone) -> bytes:
+    def whole(self, answers: Sequence[Answer], done: RequestDone) -> bytes:
         """Return the whole completion."""
-        choices = [
-            openai.CompletionChoice(answer.index, answer.text, answer.finish, _join(self.writer, answer.entries))
-            for answer in answers
-        ]
+        choices = [self._build_choice(answer.update, answer.part) for answer in answers]
         return _build_whole(self._head, choices, done)
+
+    def _build_choice(self, update: Update, part: RenderedPart | None) -> openai.CompletionChoice:
+        if part is None:
+            logprobs = _join(self.writer, update.entries)
+            return openai.CompletionChoice(update.index, update.text, update.finish, logprobs)
+        return openai.CompletionChoice(
+            update.index,
+            part.text + update.text,
+            update.finish,
+            _join(self.writer, [*part.entries, *update.entries]),
+            msgspec.UNSET if part.listing is None else part.listing,
+        )
 
     def _chunk(self, choice: openai.CompletionChoice) -> bytes:
         return b"data: %b%b]}\n\n" % (self._head, _encode(choice))
+
+
+def _build_delta(call: CallDelta) -> openai.ToolCallDelta:
+    """Return a call's piece; the first says what it is."""
+    function = openai.FunctionDelta(call.arguments, call.name)
+    return openai.ToolCallDelta(call.index, function, call.id, None if call.id is None else "function")
+
+
+def _build_message(update: Update) -> openai.ChatMessage:
+    if not update.calls:
+        return openai.ChatMessage(update.text)
+    calls = [
+        openai.ToolCall(call.id or "", openai.FunctionCall(call.name or "", call.arguments)) for call in update.calls
+    ]
+    return openai.ChatMessage(update.text or None, tool_calls=calls)
 
 
 def _build_head(facts: AnswerFacts, kind: str) -> bytes:
@@ -131,9 +193,12 @@ def _build_head(facts: AnswerFacts, kind: str) -> bytes:
     return b'%b,"object":"%b","choices":[' % (_encode(facts)[:-1], kind.encode())
 
 
-def _build_whole(head: bytes, choices: Sequence[msgspec.Struct], done: RequestDone) -> bytes:
+def _build_whole(
+    head: bytes, choices: Sequence[msgspec.Struct], done: RequestDone, listing: msgspec.Raw | None = None
+) -> bytes:
     listed = b",".join(map(_encode, choices))
-    return b'%b%b],"usage":%b}' % (head, listed, _encode(_build_usage(done)))
+    tail = b"" if listing is None else b',"prompt_logprobs":%b' % bytes(listing)
+    return b'%b%b],"usage":%b%b}' % (head, listed, _encode(_build_usage(done)), tail)
 
 
 def _build_usage(done: RequestDone) -> openai.Usage:

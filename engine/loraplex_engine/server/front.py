@@ -6,42 +6,31 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from typing import Any
 
 import msgspec
 
-from loraplex_engine.errors import EngineError, InvalidRequestError, ModelNotFoundError
+from loraplex_engine.errors import EngineError, ModelNotFoundError
 from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
 from loraplex_engine.server.call import Caller
 from loraplex_engine.server.chat_input import ChatInput
 from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
 from loraplex_engine.server.core_client import CoreClient
+from loraplex_engine.server.echo import PartOptions, build_parts
 from loraplex_engine.server.field.request import read_chat, read_completion, read_tokenize
 from loraplex_engine.server.generation import Generation, GenerationSpec
 from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.server.prompt import DEFAULT_COMPLETION_TOKENS, PromptReader, check_ids, fit_max_tokens
 from loraplex_engine.server.request_log import RequestLog
 from loraplex_engine.server.sandbox.client import Sandbox
+from loraplex_engine.server.spec import build_params, build_spec, check_generations, check_size
 from loraplex_engine.server.template_library import TemplateFiles, TemplateLibrary
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire.done import RequestDone
-from loraplex_engine.wire.messages import CoreReady, Drain, SamplingParams
-from loraplex_engine.wire.openai import (
-    MAX_GENERATIONS,
-    ChatRequest,
-    CompletionRequest,
-    ModelCard,
-    SamplingFields,
-    TokenizeRequest,
-    TokenizeResponse,
-)
+from loraplex_engine.wire.messages import CoreReady, Drain
+from loraplex_engine.wire.openai import ModelCard, SamplingFields, TokenizeRequest, TokenizeResponse
 from loraplex_registry.wire.digest import check_digest
-
-_SEED_MASK = 2**63 - 1
-MAX_WHOLE_LOGPROBS = 1 << 20
-"""Of an answer that is not streamed."""
 
 
 class Front:
@@ -87,24 +76,42 @@ class Front:
         digest = self._resolve(request.model, facts)
         ids = await self._read_messages(ChatInput.of(request), digest, caller, facts)
         max_tokens = self._fit(request, [ids], facts, default=None, param="messages")
-        num_top = request.top_logprobs if request.logprobs else None
-        params = _build_params(request, max_tokens, facts.vocab_size, num_top)
-        spec = _build_spec(request, caller, [ids], params, digest, continues_prompt=False)
+        options = PartOptions(listed=request.prompt_logprobs)
+        params = build_params(
+            request,
+            max_tokens,
+            facts.vocab_size,
+            logprobs=request.top_logprobs if request.logprobs else None,
+            prompt_logprobs=options.most,
+        )
+        spec = msgspec.structs.replace(
+            build_spec(request, caller, [ids], params, digest, continues_prompt=False),
+            parts=build_parts([ids], options),
+        )
         answer_facts = self._answer_facts("chatcmpl", request, caller, facts)
-        return self._answer(request, caller, spec, ChatRenderer(answer_facts, has_logprobs=request.logprobs))
+        renderer = ChatRenderer(answer_facts, has_logprobs=request.logprobs)
+        return self._answer(request, caller, spec, renderer, options)
 
     async def create_completion(self, body: dict[str, Any], caller: Caller) -> GenerationAnswer:
         """Return the answer to a completion, not yet started. Raises CallError if it is refused."""
         facts, request = self.core.get_facts(), read_completion(body)
         digest = self._resolve(request.model, facts)
         prompts = await self._prompts.read_prompts(request.prompt, facts.max_model_len)
-        _check_generations(len(prompts), request.n)
+        check_generations(len(prompts), request.n)
         max_tokens = self._fit(request, prompts, facts, default=DEFAULT_COMPLETION_TOKENS, param="prompt")
-        params = _build_params(request, max_tokens, facts.vocab_size, request.logprobs)
-        spec = _build_spec(request, caller, prompts, params, digest, continues_prompt=True)
+        options = PartOptions(echoed=request.logprobs if request.echo else None, listed=request.prompt_logprobs)
+        params = build_params(
+            request, max_tokens, facts.vocab_size, logprobs=request.logprobs, prompt_logprobs=options.most
+        )
+        parts = build_parts(prompts, options)
+        if request.echo:
+            parts = await self._prompts.read_echoes(request.prompt, prompts, has_scores=options.most is not None)
+        spec = msgspec.structs.replace(
+            build_spec(request, caller, prompts, params, digest, continues_prompt=True), parts=parts
+        )
         answer_facts = self._answer_facts("cmpl", request, caller, facts)
         renderer = CompletionRenderer(answer_facts, has_logprobs=request.logprobs is not None)
-        return self._answer(request, caller, spec, renderer)
+        return self._answer(request, caller, spec, renderer, options)
 
     async def tokenize(self, body: dict[str, Any], caller: Caller) -> tuple[TokenizeResponse, str | None]:
         """Return the ids that a generation route would compute, and the digest asked for; CallError if refused."""
@@ -161,85 +168,26 @@ class Front:
         )
 
     def _answer(
-        self, request: SamplingFields, caller: Caller, spec: GenerationSpec, renderer: Renderer
+        self,
+        request: SamplingFields,
+        caller: Caller,
+        spec: GenerationSpec,
+        renderer: Renderer,
+        part: PartOptions,
     ) -> GenerationAnswer:
-        _check_whole(request, spec)
+        check_size(request, spec, part)
         generation = Generation(self.core, spec, self._tokenizer.table, renderer.writer)
         self.log.add(generation, self._count)
         options = AnswerOptions(
             is_stream=request.stream,
             includes_usage=request.stream_options is not None and request.stream_options.include_usage,
             includes_done=caller.wants_done,
+            part=part,
         )
         return GenerationAnswer(generation, renderer, options, self.metrics)
 
     def _count(self, done: RequestDone) -> None:
         self.metrics.requests.labels(finish=done.finish).inc()
-
-
-def _check_generations(num_prompts: int, n: int) -> None:
-    if num_prompts * n > MAX_GENERATIONS:
-        raise InvalidRequestError(
-            f"`n` is {n} for {num_prompts} prompts, but a call may ask for {MAX_GENERATIONS} answers in all.", param="n"
-        )
-
-
-def _check_whole(request: SamplingFields, spec: GenerationSpec) -> None:
-    """Refuse an answer that would hold more log-probabilities at once than this process keeps for one client."""
-    if request.stream or spec.params.logprobs is None:
-        return
-    num_positions = len(spec.prompts) * spec.n * spec.params.max_tokens
-    if num_positions * (1 + spec.params.logprobs) > MAX_WHOLE_LOGPROBS:
-        raise InvalidRequestError(
-            f"An answer of up to {num_positions} tokens with {1 + spec.params.logprobs} log-probabilities each is too "
-            f"large; use `stream`, or ask for at most {MAX_WHOLE_LOGPROBS} in all (`max_tokens`, `n`).",
-            param="logprobs",
-        )
-
-
-def _build_params(
-    request: SamplingFields, max_tokens: int, vocab_size: int, num_logprobs: int | None
-) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        # the whole vocabulary is what 0 says, too
-        top_k=request.top_k if 0 < request.top_k < vocab_size else 0,
-        min_p=request.min_p,
-        seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
-        min_tokens=min(request.min_tokens, max_tokens),
-        ignore_eos=request.ignore_eos,
-        stop_token_ids=tuple(request.stop_token_ids),
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        logit_bias=tuple(sorted((int(token_id), bias) for token_id, bias in request.logit_bias.items() if bias)),
-        logprobs=num_logprobs,
-    )
-
-
-def _build_spec(
-    request: ChatRequest | CompletionRequest,
-    caller: Caller,
-    prompts: list[list[int]],
-    params: SamplingParams,
-    digest: str | None,
-    *,
-    continues_prompt: bool,
-) -> GenerationSpec:
-    return GenerationSpec(
-        request_id=caller.request_id,
-        prompts=prompts,
-        params=params,
-        n=request.n,
-        stops=request.stop if isinstance(request.stop, list) else [request.stop],
-        digest=digest,
-        tenant_id=caller.tenant_id,
-        deadline_s=caller.deadline_s,
-        priority=caller.priority,
-        continues_prompt=continues_prompt,
-    )
 
 
 def build_state(front: Front, core_state: dict[str, Any] | None) -> dict[str, Any]:

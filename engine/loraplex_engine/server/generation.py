@@ -14,8 +14,11 @@ import msgspec
 
 from loraplex_engine.errors import ClientGoneError, DeadlineError, EngineError, ReplicaFailedError, RequestError
 from loraplex_engine.server.choice import Choice, Update
-from loraplex_engine.server.detokenizer import Detokenizer, TokenTable
+from loraplex_engine.server.detokenizer import Detokenizer
+from loraplex_engine.server.echo import PromptPart
 from loraplex_engine.server.logprob import LogprobWriter
+from loraplex_engine.server.tool.delta import ToolReader
+from loraplex_engine.token_table import TokenTable
 from loraplex_engine.wire.done import BASE_DIGEST, RequestDone
 from loraplex_engine.wire.messages import AddRequest, ErrorInfo, SamplingParams, TokenEvent
 
@@ -51,6 +54,11 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Lower goes first."""
     continues_prompt: bool
     """Whether the answer goes on where the prompt ends, so that its first space counts."""
+    parts: Sequence[PromptPart] = ()
+    """What the answers say of each prompt, if anything."""
+    build_reader: Callable[[], ToolReader] | None = None
+    """Makes what reads the calls of one choice; None: its text has none."""
+    cache_salt: str = ""
 
 
 def build_error(info: ErrorInfo) -> RequestError:
@@ -67,6 +75,7 @@ class Generation:
         self, core: Core, spec: GenerationSpec, table: TokenTable, writer: LogprobWriter | None = None
     ) -> None:
         self.spec = spec
+        self.table = table
         self.error: EngineError | None = None
         self.max_pending_bytes: int | None = None
         self.on_closed: Callable[[RequestDone], None] = lambda _: None
@@ -78,10 +87,7 @@ class Generation:
         # what the choices have that was not taken
         self._pending_bytes = 0
         self._choices = [
-            Choice(
-                index, request, Detokenizer(table, strips_leading_space=not spec.continues_prompt), spec.stops, writer
-            )
-            for index, request in enumerate(_build_requests(spec))
+            _build_choice(index, request, spec, table, writer) for index, request in enumerate(_build_requests(spec))
         ]
         self._id_to_choice = {choice.request.request_id: choice for choice in self._choices}
 
@@ -224,17 +230,36 @@ class Generation:
         return total
 
 
+def _build_choice(
+    index: int, request: AddRequest, spec: GenerationSpec, table: TokenTable, writer: LogprobWriter | None
+) -> Choice:
+    part = spec.parts[index // spec.n] if spec.parts else None
+    detokenizer = (
+        Detokenizer(table, strips_leading_space=not spec.continues_prompt)
+        if part is None or part.text is None
+        else part.build_detokenizer(table)
+    )
+    reader = spec.build_reader() if spec.build_reader is not None else None
+    return Choice(index, request, detokenizer, spec.stops, writer=writer, reader=reader, prompt=part)
+
+
 def _build_requests(spec: GenerationSpec) -> list[AddRequest]:
     pairs = [(prompt, choice) for prompt in spec.prompts for choice in range(spec.n)]
     return [
         AddRequest(
             request_id=f"{spec.request_id}-{index}",
             prompt_ids=prompt,
-            params=msgspec.structs.replace(spec.params, choice=choice),
+            params=_build_params(spec.params, choice),
             digest=spec.digest,
             tenant_id=spec.tenant_id,
             deadline_s=spec.deadline_s,
             priority=spec.priority,
+            cache_salt=spec.cache_salt,
         )
         for index, (prompt, choice) in enumerate(pairs)
     ]
+
+
+def _build_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """Return one choice's; only the first scores the prompt, for all."""
+    return msgspec.structs.replace(params, choice=choice, prompt_logprobs=None if choice else params.prompt_logprobs)

@@ -29,8 +29,11 @@ Entry = tuple[bytes, ...]
 class LogprobWriter(Protocol):
     """One route's shapes. Pure."""
 
-    def write(self, token_id: int, values: TokenLogprobs, offset: int, text: Detokenizer, /) -> Entry:
-        """Return the entry of a token that `text` is about to take; `offset` is where its text begins."""
+    def write(self, token_id: int, values: TokenLogprobs | None, offset: int, text: Detokenizer, /) -> Entry:
+        """Return the entry of a token that `text` is about to take; `offset` is where its text begins.
+
+        `values` is None for the first token of a prompt, of which nothing can be said.
+        """
 
     def join(self, entries: Sequence[Entry], /) -> msgspec.Raw:
         """Return the value of `logprobs` for some tokens in a row."""
@@ -39,8 +42,9 @@ class LogprobWriter(Protocol):
 class ChatLogprobs:
     """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}], "refusal": null}`."""
 
-    def write(self, token_id: int, values: TokenLogprobs, _: int, text: Detokenizer, /) -> Entry:
+    def write(self, token_id: int, values: TokenLogprobs | None, _: int, text: Detokenizer, /) -> Entry:
         """Return one object."""
+        assert values is not None, "chats echo no prompt"
         top = [openai.TopLogprob(*_describe(token, logprob, text)) for token, logprob in values.top]
         return (_encode(openai.TokenLogprob(*_describe(token_id, values.logprob, text), top_logprobs=top)),)
 
@@ -52,10 +56,12 @@ class ChatLogprobs:
 class CompletionLogprobs:
     """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`, lists of one length."""
 
-    def write(self, token_id: int, values: TokenLogprobs, offset: int, text: Detokenizer, /) -> Entry:
+    def write(self, token_id: int, values: TokenLogprobs | None, offset: int, text: Detokenizer, /) -> Entry:
         """Return one value for each list; the chosen token is among its top ones, however unlikely."""
-        logprob = _floor(values.logprob)
         token = _name(token_id, text, "bytes:")
+        if values is None:
+            return _encode(token), b"null", b"null", b"%d" % offset
+        logprob = _floor(values.logprob)
         top: dict[str, float] = {}
         for other, value in values.top:
             top.setdefault(_name(other, text, "bytes:"), _floor(value))
@@ -92,6 +98,20 @@ class LogprobQueue:
         found = [entry for _, entry in self._waiting]
         self._waiting.clear()
         return found
+
+
+def write_prompt_position(token_id: int, values: TokenLogprobs | None, text: Detokenizer) -> bytes:
+    """Return one element of `prompt_logprobs`: by token id, the prompt's own first, then the likeliest."""
+    if values is None:
+        return b"null"
+    ranks = {token: rank for rank, (token, _) in enumerate(values.top, 1)}
+    found = {token_id: values.logprob} | dict(values.top)
+    return _encode(
+        {
+            str(token): {"logprob": _floor(logprob), "rank": ranks.get(token), "decoded_token": _name(token, text)}
+            for token, logprob in found.items()
+        }
+    )
 
 
 def _describe(token_id: int, logprob: float, text: Detokenizer) -> tuple[str, float, list[int]]:

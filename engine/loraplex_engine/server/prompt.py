@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from loraplex_engine.errors import ContextLengthError, InvalidRequestError
 from loraplex_engine.server.chat_input import ChatInput, build_chat
+from loraplex_engine.server.echo import PromptPart, read_echo
 from loraplex_engine.server.template import Template
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire import openai
 
+_Result = TypeVar("_Result")
 DEFAULT_COMPLETION_TOKENS = 16
 # below this tokenising takes less than a step; above it goes to the thread
 _LONG_TEXT_CHARS = 8192
@@ -46,14 +49,12 @@ class PromptReader:
         pieces = await template.render(built, tenant_id=tenant_id)
         text = "".join(piece or "" for piece in pieces)
         self._check_bound(text, max_model_len, "messages")
-        return await self._encode(text, lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len))
+        return await self._run(text, lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len))
 
     async def read_text(self, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of one textual prompt. Raises as above."""
         self._check_bound(text, max_model_len, "prompt")
-        return await self._encode(
-            text, lambda: self._tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens)
-        )
+        return await self._run(text, lambda: self._tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens))
 
     async def read_prompts(self, prompt: str | list[Any], max_model_len: int) -> list[list[int]]:
         """Return the ids of each prompt of a completion: text, ids, or a list of either. Raises as above."""
@@ -61,6 +62,16 @@ class PromptReader:
         return [
             await self.read_text(item, max_model_len) if isinstance(item, str) else [int(token) for token in item]
             for item in items
+        ]
+
+    async def read_echoes(
+        self, prompt: str | list[Any], ids: Sequence[list[int]], *, has_scores: bool
+    ) -> list[PromptPart]:
+        """Return what is echoed of each prompt, whose ids are known."""
+        texts = [item if isinstance(item, str) else None for item in _list_prompts(prompt)]
+        return [
+            await self._run(text or "", partial(read_echo, self._tokenizer, text, item, has_scores=has_scores))
+            for text, item in zip(texts, ids, strict=True)
         ]
 
     def _check_bound(self, text: str, max_model_len: int, param: str) -> None:
@@ -71,10 +82,11 @@ class PromptReader:
                 f"This model's context is {max_model_len} tokens, but the prompt has at least {least}.", param=param
             )
 
-    async def _encode(self, text: str, encode: Callable[[], list[int]]) -> list[int]:
+    async def _run(self, text: str, work: Callable[[], _Result]) -> _Result:
+        """Do what takes as long as `text` is: at once, or in the thread."""
         if len(text) <= _LONG_TEXT_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def _list_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -121,7 +133,7 @@ def fit_max_tokens(
         ContextLengthError: They do not fit; both counts are in the message.
     """
     rest = max_model_len - num_prompt_tokens
-    if rest < 1 or (max_tokens is not None and max_tokens > rest):
+    if rest < (0 if max_tokens == 0 else 1) or (max_tokens is not None and max_tokens > rest):
         _refuse_length(num_prompt_tokens, max_tokens, max_model_len, param)
     if max_tokens is not None:
         return max_tokens

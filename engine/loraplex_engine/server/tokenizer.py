@@ -16,7 +16,7 @@ import tokenizers
 
 from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.control_token import build_pattern
-from loraplex_engine.server.detokenizer import TokenTable, build_token_table
+from loraplex_engine.token_table import TokenTable, build_token_table
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # a normaliser may make text shorter (composed characters): at most by this factor
@@ -48,6 +48,17 @@ class Tokenizer:
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a completion's prompt; BOS as `tokenizer.json` says (transformers goes by it too)."""
         return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def find_starts(self, text: str) -> list[int]:
+        """Return where in `text` each token of `encode_prompt` begins; what it adds itself has no length."""
+        encoding = self._tokenizer.encode_batch([text], add_special_tokens=True)[0]
+        starts: list[int] = []
+        end = 0
+        for (first, last), is_added in zip(encoding.offsets, encoding.special_tokens_mask, strict=True):
+            # a tokenizer may leave spaces out of its offsets; tokens of one character share its place
+            starts.append(end if is_added else min(end, first))
+            end = end if is_added else max(end, last)
+        return starts
 
     def encode_chat(self, pieces: Sequence[str | None], *, limit: int) -> list[int]:
         """Return the ids of a rendered chat.

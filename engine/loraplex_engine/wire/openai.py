@@ -309,6 +309,7 @@ class CompletionChoice(msgspec.Struct):
     text: str
     finish_reason: str | None = None
     logprobs: msgspec.Raw | None = None
+    prompt_logprobs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelCard(msgspec.Struct):

@@ -28,6 +28,8 @@ WRONG = [
     *[("stream_options", value) for value in (True, {"x": 1}, {"include_usage": 1}, {"include_usage": True})],
     *[("user", value) for value in (5, [])],
     *[("metadata", value) for value in ({"a": 1}, {str(i): "" for i in range(17)}, {"a": "x" * 513}, [], "x")],
+    *[("cache_salt", value) for value in (5, [], "x" * 257)],
+    *[("prompt_logprobs", value) for value in (-1, 21, 1.5, "1", True)],
     *[("model", value) for value in ("", None, 5, [])],
     *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, "x", False, [])],
     *[("repetition_penalty", value) for value in (0, -1, 1e-30, 2.1, "x", True)],
@@ -52,6 +54,7 @@ NEUTRAL: list[tuple[str, Any]] = [
     ("top_k", -1),
     ("seed", -5),
     ("stop", "x" * 128),
+    ("cache_salt", "x" * 256),
 ]
 
 
@@ -77,8 +80,6 @@ def test_a_value_at_its_limit_or_of_no_effect_is_accepted(
     [
         ("store", True),
         ("service_tier", "flex"),
-        ("prompt_logprobs", 1),
-        ("cache_salt", "x"),
         ("guided_json", {}),
         ("audio", {}),
         ("prediction", {}),
@@ -135,7 +136,7 @@ def test_tokenize_takes_what_changes_no_prompt(name: str, value: Any) -> None:
     assert read_tokenize(CHAT | {name: value}) == read_tokenize(CHAT)
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("top_logprobs", 1), ("suffix", "x"), ("best_of", 2)])
+@pytest.mark.parametrize(("name", "value"), [("top_logprobs", 1), ("tools", [{}]), ("suffix", "x"), ("best_of", 2)])
 def test_completion_fields_that_are_not_built_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UnsupportedParameterError) as refusal:
         read_completion(PROMPT | {name: value})

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loraplex_engine.server import front
+from loraplex_engine.server import spec
 from loraplex_engine.wire.messages import TokenLogprobs
 from scripted_core import BASE, Rig, running_rig
 from toy_tokenizers import write_byte_level
@@ -243,7 +243,7 @@ async def test_minus_infinity_is_a_number(
 async def test_what_is_too_large_at_once_must_be_streamed(
     rig: Rig, path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front, "MAX_WHOLE_LOGPROBS", 4 * 3 * 20)
+    monkeypatch.setattr(spec, "MAX_WHOLE_LOGPROBS", 4 * 3 * 20)
     assert (await rig.post(path, body | {"max_tokens": 20, "n": 3})).status_code == 200
     refused = await rig.post(path, body | {"max_tokens": 21, "n": 3})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")

@@ -17,8 +17,8 @@ from loraplex_engine.wire.openai import ChatRequest, CompletionRequest, Message,
 # fields that the types have and nobody honours yet, with the values that change nothing
 # fmt: off
 _UNWIRED: dict[str, tuple[Any, ...]] = {
-    "cache_salt": (), "prompt_logprobs": (), "response_format": ({"type": "text"},), "guided_json": (),
-    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (), "echo": (False,),
+    "echo": (False,), "prompt_logprobs": (), "response_format": ({"type": "text"},), "guided_json": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
     "tools": ([],), "tool_choice": ("none",), "add_generation_prompt": (True,), "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
 }
@@ -53,7 +53,8 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
     if "best_of" in body and _is_number(body["best_of"], body.get("n") or 1):
         body = {name: value for name, value in body.items() if name != "best_of"}
     request = convert(body, CompletionRequest, NEUTRAL_COMPLETION)
-    check_sampling(request)
+    # an echoed prompt is an answer without any token
+    check_sampling(request, least_tokens=0 if request.echo else 1)
     return request
 
 
