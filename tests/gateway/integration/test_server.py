@@ -1,17 +1,19 @@
-"""The bounds of the embedded server: slow headers, and a second request on a kept connection."""
+"""The bounds of the embedded server: slow headers, a second request on a kept connection, clients that go."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
+from byte_client import LEAVES, connected
 from loraplex.gateway import server
 from loraplex.gateway.drain import Drain
 from loraplex.gateway.server import GatewayServer, bind
+from scripted_core import until
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 
@@ -103,6 +105,79 @@ async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPa
         writer.transport.abort()
         serving.stop()
         await task
+
+
+class Waiting:
+    """An application that answers nothing and notes who has gone."""
+
+    def __init__(self) -> None:
+        self.num_asked = self.num_gone = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.num_asked += 1
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.num_gone += 1
+
+
+@asynccontextmanager
+async def serving_app(app: Any) -> AsyncIterator[tuple[GatewayServer, tuple[str, int]]]:
+    with bind("127.0.0.1", 0) as listening:
+        serving = GatewayServer(app, Drain(), 0)
+        task = asyncio.create_task(serving.serve(sockets=[listening]))
+        yield serving, listening.getsockname()
+        serving.stop()
+        await task
+
+
+@pytest.mark.parametrize("how", LEAVES)
+@pytest.mark.parametrize("num_queued", [0, 2], ids=["alone", "with more in line"])
+async def test_a_client_that_goes_is_noticed_at_once(how: str, num_queued: int) -> None:
+    app = Waiting()
+    async with serving_app(app) as (_, address), connected(address) as client:
+        await client.send(REQUEST * (1 + num_queued))
+        await until(lambda: app.num_asked == 1)
+        await asyncio.sleep(0.05)
+        client.leave(how)
+        await until(lambda: app.num_gone == 1, 1)
+        assert app.num_asked == 1
+
+
+async def test_who_sends_on_and_on_while_it_is_answered_is_cut_off() -> None:
+    app = Waiting()
+    async with serving_app(app) as (_, address), connected(address) as client:
+        with pytest.raises(ConnectionError):
+            await client.send(REQUEST * 2_000_000, piece=4096)
+        await until(lambda: app.num_gone == 1, 1)
+
+
+async def test_what_is_no_http_is_told_so_in_the_shape_of_errors() -> None:
+    async with serving_app(answer) as (_, address), connected(address) as client:
+        await client.send(b"\x00\x01 nonsense\r\n\r\n")
+        refused = await client.read_answer()
+        assert (refused.status, refused.json()["error"]["code"]) == (400, "invalid_request_error")
+
+
+async def pour(scope: Any, receive: Any, send: Any) -> None:
+    head = [(b"content-length", b"8000000"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": b"x" * 8_000_000})
+
+
+async def test_a_connection_that_is_to_end_does_not_wait_for_ever_for_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client takes so much that the server may write again, and then nothing."""
+    monkeypatch.setattr(server, "_BLOCKED_S", 0.5)
+    async with serving_app(pour) as (serving, address), connected(address) as client:
+        await client.send(REQUEST)
+        connections = serving.server_state.connections
+        await until(lambda: any(each.transport.is_closing() for each in connections))
+        [connection] = connections
+        while connection.transport.get_write_buffer_size() > 65536:
+            await client.reader.read(65536)
+        client.writer.transport.pause_reading()
+        await until(lambda: not connections, 3)
 
 
 async def test_draining_begins_at_once_and_expires_later() -> None:
