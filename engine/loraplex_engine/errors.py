@@ -28,6 +28,7 @@ EngineError
     ├── OutputInvalidError      adapter_output_invalid
     ├── AdapterQuarantinedError adapter_quarantined
     ├── InvocationMissingError  alora_invocation_missing
+    ├── GrammarError            invalid_grammar
     ├── TooLargeForCacheError   context_length_exceeded
     ├── StepFailedError         internal_error
     ├── DeadlineError           deadline_exceeded
@@ -144,6 +145,12 @@ class InvocationMissingError(RequestError):
         """The error that names the tokens, or the first of them."""
         shown = ", ".join(map(str, token_ids[:16])) + (", ..." if len(token_ids) > 16 else "")
         return cls(f"The prompt lacks the tokens that invoke this adapter ({shown}); it acts only from there on.")
+
+
+class GrammarError(RequestError):
+    """The grammar that the answer must match cannot be followed with this model; make it simpler."""
+
+    code = "invalid_grammar"
 
 
 class TooLargeForCacheError(RequestError):

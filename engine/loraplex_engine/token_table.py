@@ -35,6 +35,11 @@ class TokenTable:
         """Return what the vocabulary calls a special token; nothing for others."""
         return self._special_to_name.get(token_id, "")
 
+    @property
+    def special_ids(self) -> dict[str, int]:
+        """The special tokens by name."""
+        return {name: token_id for token_id, name in self._special_to_name.items()}
+
 
 def build_token_table(tokenizer: dict[str, Any]) -> TokenTable:
     """Read the bytes of all tokens from a parsed `tokenizer.json`.
@@ -87,7 +92,7 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 _CHAR_TO_BYTE = _byte_level_alphabet()
 # what is not in the alphabet must not pass for a byte
-_CODE_TO_LATIN = {code: "\uffff" for code in range(256)} | {ord(char): chr(byte) for char, byte in _CHAR_TO_BYTE.items()}
+_CODE_TO_LATIN = dict.fromkeys(range(256), "\uffff") | {ord(char): chr(byte) for char, byte in _CHAR_TO_BYTE.items()}
 
 
 def _read_byte_level(token: str) -> bytes:

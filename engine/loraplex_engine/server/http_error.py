@@ -19,6 +19,7 @@ _CODE_TO_STATUS = {
     "unsupported_parameter": 400,
     "context_length_exceeded": 400,
     "alora_invocation_missing": 400,
+    "invalid_grammar": 400,
     "invalid_api_key": 401,
     "model_not_found": 404,
     "not_found": 404,

@@ -17,6 +17,7 @@ CODE_TO_STATUS = {
     "invalid_request_error": 400,
     "context_length_exceeded": 400,
     "alora_invocation_missing": 400,
+    "invalid_grammar": 400,
     "invalid_json": 400,
     "invalid_name": 400,
     "unknown_parameter": 400,

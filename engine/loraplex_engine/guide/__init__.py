@@ -1,0 +1,1 @@
+"""Grammars that answers must match: which tokens may come next, found in threads while the model runs."""
