@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from loraplex_engine.token_table import build_token_table
+from loraplex_engine.guide.vocabulary import build_vocabulary
 from loraplex_engine.wire.openai import FunctionSpec, Tool
 from toy_tokenizers import byte_level
 
@@ -57,26 +56,10 @@ def special_ids() -> dict[str, int]:
     return {mark: marked_tokenizer().token_to_id(mark) for mark in MARKS}
 
 
-class _Vocabulary:
-    """What llguidance asks of a tokenizer; special is what the vocabulary says is special, and nothing else."""
-
-    bos_token_id = None
-
-    def __init__(self, backend: Tokenizer) -> None:
-        table = build_token_table(json.loads(backend.to_str()))
-        size = backend.get_vocab_size()
-        self._backend = backend
-        self.eos_token_id = backend.token_to_id(_END)
-        self.tokens = [table.get(token) or table.get_name(token).encode() for token in range(size)]
-        self.special_token_ids = [token for token in range(size) if table.get_name(token)]
-
-    def __call__(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
-
-
 @cache
 def matcher_tokenizer() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(marked_tokenizer())))
+    backend = marked_tokenizer()
+    return build_vocabulary(backend.to_str(), backend.get_vocab_size(), [backend.token_to_id(_END)])
 
 
 class RandomModel:
