@@ -11,11 +11,12 @@ import msgspec
 from transformers import AutoTokenizer
 
 from loraplex_engine.server.chat_input import ChatInput
-from loraplex_engine.server.field.request import read_chat as read_fields
+from loraplex_engine.server.field.message import with_messages
 from loraplex_engine.server.prompt import PromptReader
 from loraplex_engine.server.sandbox.client import Sandbox
 from loraplex_engine.server.template_library import TemplateFiles, TemplateLibrary
 from loraplex_engine.server.tokenizer import Tokenizer
+from loraplex_engine.wire.openai import ChatRequest
 
 LENGTH = 1 << 20
 
@@ -40,7 +41,7 @@ class Reader:
     async def ids(self, messages: Sequence[Mapping[str, Any]], digest: str | None = None, **fields: Any) -> list[int]:
         """Return the ids of a request with these messages and fields."""
         body = json.loads(json.dumps({"model": "m", "messages": messages} | fields))
-        chat = ChatInput.of(read_fields(body))
+        chat = ChatInput.of(msgspec.convert(with_messages(body), ChatRequest))
         template = await self.library.get(digest, has_tools=bool(chat.tools))
         return await self.prompts.read_chat(template, chat, LENGTH)
 
@@ -51,11 +52,14 @@ async def read_ids(folder: Path, messages: Sequence[Mapping[str, Any]], **fields
         return await reader.ids(messages, **fields)
 
 
-def reference_ids(folder: Path, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-    """Return what transformers makes of a chat."""
+def reference_ids(
+    folder: Path, messages: Sequence[Mapping[str, Any]], *, takes_text: bool = False, **options: Any
+) -> list[int]:
+    """Return what transformers makes of a chat; `takes_text`: hand it the arguments of calls as text."""
+    chat = [dict(message) for message in messages] if takes_text else as_objects(messages)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     options = {"add_generation_prompt": True} | options
-    ids: list[int] = tokenizer.apply_chat_template(as_objects(messages), tokenize=True, return_dict=False, **options)
+    ids: list[int] = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **options)
     return ids
 
 

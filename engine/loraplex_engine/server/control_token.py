@@ -33,8 +33,7 @@ class Marks:
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
         self._start, self._end = next(free), next(free)
         self._pattern = pattern
-        # a template may write JSON in ASCII
-        start, end = (f"(?:{char}|{re.escape(json.dumps(char)[1:-1])})" for char in (self._start, self._end))
+        start, end = map(_any_spelling, (self._start, self._end))
         self._pieces = re.compile(f"{start}({pattern.pattern}){end}|{start}|{end}")
 
     def mark(self, chat: Chat, pattern: re.Pattern[str] | None = None, *, but: str | None = None) -> Chat:
@@ -68,6 +67,12 @@ class Marks:
     def strip(self, text: str) -> str:
         """Return a rendered text without marks."""
         return self._pieces.sub(lambda found: found[1] or "", text)
+
+
+def _any_spelling(char: str) -> str:
+    """Return a pattern for a character as it is, in JSON that is ASCII, and in what Python shows of an object."""
+    spellings = (char, json.dumps(char)[1:-1], repr(char)[1:-1])
+    return f"(?:{'|'.join(map(re.escape, spellings))})"
 
 
 def has_control(chat: Chat, pattern: re.Pattern[str]) -> bool:
