@@ -110,6 +110,7 @@ ARGUMENTS = st.dictionaries(
 CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), CALLS, st.data())
 def test_what_a_form_writes_is_read_back_however_it_is_cut(
     name: str, calls: list[tuple[str, dict[str, Any]]], data: st.DataObject
@@ -124,12 +125,13 @@ BITS = ['{"name": "f"', ', "arguments": ', '"parameters": ', *'{}[],; \n"fx\\1',
 NOISE = st.lists(st.sampled_from(MARKS + BITS), max_size=12).map("".join)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), NOISE, st.data())
 def test_no_text_is_read_otherwise_for_how_it_is_cut(name: str, text: str, data: st.DataObject) -> None:
     assert read(FORMATS[name], cut(text, data)) == read(FORMATS[name], [text])
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), NOISE)
 def test_text_without_calls_is_content_unchanged(name: str, text: str) -> None:
     content, calls = read(FORMATS[name], [text])
@@ -137,6 +139,7 @@ def test_text_without_calls_is_content_unchanged(name: str, text: str) -> None:
         assert content == text
 
 
+@settings(deadline=None)
 @given(CALLS, st.data())
 def test_arguments_are_at_each_moment_the_beginning_of_json(
     calls: list[tuple[str, dict[str, Any]]], data: st.DataObject
