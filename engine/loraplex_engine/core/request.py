@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loraplex_engine.wire.messages import RequestStats, SamplingParams
+from loraplex_engine.core.guide import Guide
+from loraplex_engine.wire.messages import RequestStats, SamplingParams, TokenLogprobs
 
 NO_SLOT = -1
 """Slot of rows that use the base alone."""
@@ -38,11 +39,17 @@ class Request:
     """Compute it in a step of its own, from no cached prefix and for none; its prompt must fit into one step."""
     adapter_start: int = 0
     """Position of the first token that the adapter acts on; the base alone computes those before."""
+    guide: Guide | None = None
+    """What its output must match; None: anything."""
 
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_cached: int = 0
     """Prompt tokens that it did not have to compute, since others had."""
+    num_scored: int = 0
+    """Prompt tokens, the first excepted, whose log-probabilities are known, where it asks for them."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Those that no event has told yet."""
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     """Chain hashes of its full blocks, as far as they were needed."""
@@ -73,6 +80,11 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens that the next steps have to catch up."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        return self.params.prompt_logprobs is not None and self.num_scored < len(self.prompt_ids) - 1
 
     @property
     def max_num_tokens(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.wire.messages import TokenEvent, TokenLogprobs
@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """Tokens [start, start + num_tokens) of one request; `samples` when they reach its last token."""
+NO_POSITIONS = range(0)
+
+
+class PlannedRow(NamedTuple):
+    """Tokens [start, start + num_tokens) of one request; `samples` when its next token is wanted of the last."""
 
     request: Request
     start: int
     num_tokens: int
     samples: bool
+    scored: range = NO_POSITIONS
+    """Positions whose logits say how likely the prompt's next token is."""
 
     @property
     def stop(self) -> int:
@@ -73,5 +77,9 @@ class StepResult:
     """Seconds of the forward pass, the head and the choice of tokens; what else a step takes is the host's."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     """Of the tokens in `sampled` whose requests asked for them."""
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    """Of the prompt tokens that follow the positions which `PlannedRow.scored` names."""
+    late: frozenset[str] = frozenset()
+    """Requests that got no token, since their guides were not done; their last position is to be computed again."""
     vouched: frozenset[str] = frozenset()
     """Requests that computed a part of their prompt, and of which every hidden state in this step is finite."""

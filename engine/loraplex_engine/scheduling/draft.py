@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loraplex_engine.core.request import Request
-from loraplex_engine.core.step import PlannedRow, StepPlan
+from loraplex_engine.core.step import NO_POSITIONS, PlannedRow, StepPlan
 from loraplex_engine.scheduling.budget import StepBudget
 from loraplex_engine.wire.messages import TokenEvent
 
@@ -22,8 +22,10 @@ class StepDraft:
 
     def add(self, request: Request, num_tokens: int) -> None:
         """Let a request compute its next tokens."""
-        samples = num_tokens == request.num_uncomputed and not request.wants_logits
-        self._request_to_row[request] = PlannedRow(request, request.num_computed, num_tokens, samples)
+        start, params = request.num_computed, request.params
+        samples = num_tokens == request.num_uncomputed and params.max_tokens > 0 and not request.wants_logits
+        scored = NO_POSITIONS if params.prompt_logprobs is None else _find_scored(request, num_tokens)
+        self._request_to_row[request] = PlannedRow(request, start, num_tokens, samples, scored)
         self.num_left -= num_tokens
 
     def give_up(self, request: Request) -> None:
@@ -50,3 +52,11 @@ class StepDraft:
         decode_context_lens = [row.stop for row in rows if row.num_tokens == 1]
         chunks = [(row.start, row.num_tokens) for row in rows if row.num_tokens > 1]
         self._budget.observe(decode_context_lens, chunks, seconds)
+
+
+def _find_scored(request: Request, num_tokens: int) -> range:
+    """Of a request's next tokens those whose logits score its prompt; what is scored already is not scored again."""
+    if not request.is_scoring:
+        return NO_POSITIONS
+    stop = min(request.num_computed + num_tokens, len(request.prompt_ids) - 1)
+    return range(max(request.num_computed, request.num_scored), stop)

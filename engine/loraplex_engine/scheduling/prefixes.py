@@ -8,8 +8,9 @@
 3. A request whose next full block is being computed by a running one waits for it, 5 s at most, and then starts from
    all that has become known. The running one never waits, so somebody always computes.
 
-At least one token is left to compute, for its logits. A block is known to others only after finite numbers of its last
-token or a later one: attention reads the positions before, so a NaN among them would have shown.
+At least one token is left to compute, for its logits; a request whose prompt is scored computes all of it, and others
+start from that. A block is known to others only after finite numbers of its last token or a later one: attention reads
+the positions before, so a NaN among them would have shown.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ class Prefixes:
             return Prefix()
         if self.is_awaiting(request):
             return None
-        size = self._pool.block_size
-        num_full = (request.num_tokens - 1) // size
-        self._extend_chain(request, num_full)
+        size, reach = self._pool.block_size, _reach(request)
+        self._extend_chain(request, (request.num_tokens - 1) // size)
+        num_full = reach // size
         block_ids = self._pool.find_prefix(request.block_hashes[:num_full])
         start = len(block_ids)
         if start < num_full and self._begin_to_wait(request, start):
             return None
-        wanted = request.token_ids(start * size, min((start + 1) * size, request.num_tokens - 1))
+        wanted = request.token_ids(start * size, min((start + 1) * size, reach))
         tail_id, tail_len = self._pool.find_tail(self._parent(request, start), wanted)
         return Prefix(block_ids, tail_id, tail_len) if tail_len >= self._min_tail else Prefix(block_ids)
 
@@ -77,7 +78,7 @@ class Prefixes:
         if request.awaited is None or self._clock() - request.prefix_wait_at >= _MAX_WAIT_S:
             return False
         # block after block, so that a thousand requests that wait need not look for their prefix after each chunk of it
-        num_full = (request.num_tokens - 1) // self._pool.block_size
+        num_full = _reach(request) // self._pool.block_size
         while request.awaited < num_full and request.block_hashes[request.awaited] not in self._chain_to_owner:
             request.awaited += 1
         return request.awaited < num_full
@@ -108,7 +109,7 @@ class Prefixes:
         request.num_finite = request.num_computed
         for chain in request.block_hashes[request.num_published :]:
             self._chain_to_owner.setdefault(chain, request)
-        if request.preemptions == 0:
+        if request.preemptions == 0 and not request.is_scoring:
             request.num_cached = request.num_computed
             self.num_queries += len(request.prompt_ids)
             self.num_hits += request.num_cached
@@ -184,3 +185,8 @@ class Prefixes:
         for index in range(len(request.block_hashes), num_blocks):
             token_ids = request.token_ids(index * size, (index + 1) * size)
             request.block_hashes.append(chain_hash(self._parent(request, index), token_ids))
+
+
+def _reach(request: Request) -> int:
+    """Tokens that a request may take from others: the last one is not among them, nor one whose logits it needs."""
+    return min(request.num_tokens - 1, request.num_scored) if request.is_scoring else request.num_tokens - 1
