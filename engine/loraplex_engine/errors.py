@@ -87,6 +87,8 @@ class RequestError(EngineError):
     """The request ended with an error."""
 
     retry_after_s: int | None = None
+    param: str | None = None
+    """The field at fault, where there is one."""
 
 
 class QueueFullError(RequestError):

@@ -14,8 +14,10 @@ import msgspec
 from loraplex_engine.errors import EngineError, ModelNotFoundError
 from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
 from loraplex_engine.server.call import Caller
-from loraplex_engine.server.chat_input import ChatInput
 from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
+from loraplex_engine.server.constraint.field import read_constraint
+from loraplex_engine.server.constraint.task import GrammarTask
+from loraplex_engine.server.conversation import ConversationReader
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.echo import PartOptions, build_parts
 from loraplex_engine.server.field.request import read_chat, read_completion, read_tokenize
@@ -36,7 +38,14 @@ from loraplex_registry.wire.digest import check_digest
 class Front:
     """The front of one engine."""
 
-    def __init__(self, tokenizer: Tokenizer, core: CoreClient, files: TemplateFiles | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        core: CoreClient,
+        files: TemplateFiles | None = None,
+        *,
+        tool_call_parser: str = "auto",
+    ) -> None:
         self.core = core
         self.log = RequestLog()
         self.metrics = FrontMetrics()
@@ -44,6 +53,7 @@ class Front:
         self._prompts = PromptReader(tokenizer)
         self._sandbox = Sandbox()
         self._templates = TemplateLibrary(tokenizer, self._sandbox, files)
+        self._conversations = ConversationReader(self._templates, self._prompts, tokenizer.table, tool_call_parser)
         self._started_at = int(time.time())
         self.metrics.open_requests.set_function(lambda: self.log.num_open)
 
@@ -74,8 +84,8 @@ class Front:
         """Return the answer to a chat, not yet started. Raises CallError if it is refused."""
         facts, request = self.core.get_facts(), read_chat(body)
         digest = self._resolve(request.model, facts)
-        ids = await self._read_messages(ChatInput.of(request), digest, caller, facts)
-        max_tokens = self._fit(request, [ids], facts, default=None, param="messages")
+        chat = await self._conversations.read(request, digest, facts.max_model_len, tenant_id=caller.tenant_id)
+        max_tokens = self._fit(request, [chat.ids], facts, default=None, param="messages")
         options = PartOptions(listed=request.prompt_logprobs)
         params = build_params(
             request,
@@ -83,10 +93,14 @@ class Front:
             facts.vocab_size,
             logprobs=request.top_logprobs if request.logprobs else None,
             prompt_logprobs=options.most,
+            grammar=await self._compile(chat.task, caller),
         )
         spec = msgspec.structs.replace(
-            build_spec(request, caller, [ids], params, digest, continues_prompt=False),
-            parts=build_parts([ids], options),
+            build_spec(request, caller, [chat.ids], params, digest, param="messages"),
+            continues_prompt=request.continue_final_message,
+            parts=build_parts([chat.ids], options),
+            plan=chat.plan,
+            grammar_param=chat.task.param if chat.task is not None else None,
         )
         answer_facts = self._answer_facts("chatcmpl", request, caller, facts)
         renderer = ChatRenderer(answer_facts, has_logprobs=request.logprobs)
@@ -100,14 +114,23 @@ class Front:
         check_generations(len(prompts), request.n)
         max_tokens = self._fit(request, prompts, facts, default=DEFAULT_COMPLETION_TOKENS, param="prompt")
         options = PartOptions(echoed=request.logprobs if request.echo else None, listed=request.prompt_logprobs)
+        task = read_constraint(request)
         params = build_params(
-            request, max_tokens, facts.vocab_size, logprobs=request.logprobs, prompt_logprobs=options.most
+            request,
+            max_tokens,
+            facts.vocab_size,
+            logprobs=request.logprobs,
+            prompt_logprobs=options.most,
+            grammar=await self._compile(task, caller),
         )
         parts = build_parts(prompts, options)
         if request.echo:
             parts = await self._prompts.read_echoes(request.prompt, prompts, has_scores=options.most is not None)
         spec = msgspec.structs.replace(
-            build_spec(request, caller, prompts, params, digest, continues_prompt=True), parts=parts
+            build_spec(request, caller, prompts, params, digest, param="prompt"),
+            continues_prompt=True,
+            parts=parts,
+            grammar_param=task.param if task is not None else None,
         )
         answer_facts = self._answer_facts("cmpl", request, caller, facts)
         renderer = CompletionRenderer(answer_facts, has_logprobs=request.logprobs is not None)
@@ -125,16 +148,15 @@ class Front:
         name = self.core.get_facts().name
         return [ModelCard(id=name, created=self._started_at, owned_by="platform", root=name, parent=None)]
 
-    async def _read_messages(self, chat: ChatInput, digest: str | None, caller: Caller, facts: CoreReady) -> list[int]:
-        tenant_id = caller.tenant_id
-        template = await self._templates.get(digest, has_tools=bool(chat.tools), tenant_id=tenant_id)
-        return await self._prompts.read_chat(template, chat, facts.max_model_len, tenant_id=tenant_id)
+    async def _compile(self, task: GrammarTask | None, caller: Caller) -> str | None:
+        """Return a grammar as the core takes it."""
+        return None if task is None else await self._sandbox.compile(task, tenant_id=caller.tenant_id)
 
     async def _read_tokens(
         self, request: TokenizeRequest, digest: str | None, caller: Caller, facts: CoreReady
     ) -> list[int]:
         if request.messages is not None:
-            return await self._read_messages(ChatInput.of(request), digest, caller, facts)
+            return await self._conversations.read_ids(request, digest, facts.max_model_len, tenant_id=caller.tenant_id)
         assert request.prompt is not None
         return await self._prompts.read_text(
             request.prompt, facts.max_model_len, add_special_tokens=request.add_special_tokens

@@ -12,7 +12,16 @@ from typing import Protocol
 
 import msgspec
 
-from loraplex_engine.errors import ClientGoneError, DeadlineError, EngineError, ReplicaFailedError, RequestError
+from loraplex_engine.errors import (
+    ClientGoneError,
+    DeadlineError,
+    EngineError,
+    GrammarError,
+    InvocationMissingError,
+    ReplicaFailedError,
+    RequestError,
+    TooLargeForCacheError,
+)
 from loraplex_engine.server.choice import Choice, Update
 from loraplex_engine.server.detokenizer import Detokenizer
 from loraplex_engine.server.echo import PromptPart
@@ -38,6 +47,17 @@ class Core(Protocol):
         """End one request soon; its last event still comes."""
 
 
+class CallPlan(Protocol):
+    """What a generation needs to know of tools."""
+
+    @property
+    def visible(self) -> frozenset[int]:
+        """Special tokens that are text to the reader."""
+
+    def build_reader(self) -> ToolReader:
+        """Return what reads the calls of one choice."""
+
+
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What to generate: `n` choices for each of `prompts`."""
 
@@ -52,12 +72,16 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     priority: int = 0
     """Lower goes first."""
-    continues_prompt: bool
+    prompt_param: str = "prompt"
+    """The field that an error about the prompt names."""
+    continues_prompt: bool = False
     """Whether the answer goes on where the prompt ends, so that its first space counts."""
     parts: Sequence[PromptPart] = ()
     """What the answers say of each prompt, if anything."""
-    build_reader: Callable[[], ToolReader] | None = None
-    """Makes what reads the calls of one choice; None: its text has none."""
+    plan: CallPlan | None = None
+    """How the answers call tools; None: they do not."""
+    grammar_param: str | None = None
+    """The field that an error about the grammar names."""
     cache_salt: str = ""
 
 
@@ -180,11 +204,20 @@ class Generation:
     def _note_end(self, choice: Choice, event: TokenEvent) -> None:
         """Draw the consequences of an event of a choice that has ended."""
         if event.finish in ("error", "abort") and self.error is None and choice.finish == event.finish:
-            self.fail(build_error(event.error) if event.error else ReplicaFailedError())
+            self.fail(self._build_error(event.error) if event.error else ReplicaFailedError())
         if all(choice.is_closed for choice in self._choices):
             self._close()
         elif all(choice.is_complete for choice in self._choices):
             self._end_soon()
+
+    def _build_error(self, info: ErrorInfo) -> RequestError:
+        """Return the core's error with the field at fault, which the core cannot know."""
+        error = build_error(info)
+        if info.code == GrammarError.code:
+            error.param = self.spec.grammar_param
+        elif info.code in (TooLargeForCacheError.code, InvocationMissingError.code):
+            error.param = self.spec.prompt_param
+        return error
 
     def _let_go(self) -> None:
         """Abort what still runs, once, and close by force if the core does not answer."""
@@ -234,12 +267,13 @@ def _build_choice(
     index: int, request: AddRequest, spec: GenerationSpec, table: TokenTable, writer: LogprobWriter | None
 ) -> Choice:
     part = spec.parts[index // spec.n] if spec.parts else None
+    visible = frozenset() if spec.plan is None else spec.plan.visible
     detokenizer = (
-        Detokenizer(table, strips_leading_space=not spec.continues_prompt)
+        Detokenizer(table, strips_leading_space=not spec.continues_prompt, visible=visible)
         if part is None or part.text is None
         else part.build_detokenizer(table)
     )
-    reader = spec.build_reader() if spec.build_reader is not None else None
+    reader = None if spec.plan is None else spec.plan.build_reader()
     return Choice(index, request, detokenizer, spec.stops, writer=writer, reader=reader, prompt=part)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from loraplex_engine.errors import CallError, EngineError
+from loraplex_engine.errors import CallError, EngineError, RequestError
 
 _log = logging.getLogger(__name__)
 _CODE_TO_STATUS = {
@@ -53,7 +53,7 @@ def error_body(error: EngineError) -> bytes:
     """Return an error as the JSON body that every part uses, in ASCII."""
     status = status_of(error)
     kind = _STATUS_TO_TYPE.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    param = error.param if isinstance(error, CallError) else None
+    param = error.param if isinstance(error, CallError | RequestError) else None
     return json.dumps({"error": {"message": str(error), "type": kind, "param": param, "code": error.code}}).encode()
 
 

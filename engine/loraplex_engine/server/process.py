@@ -168,7 +168,7 @@ def build_server(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool 
 async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], listener: socket.socket) -> None:
     client = CoreClient()
     files = AdapterFiles(config.cache_dir, config.registry_url, secrets.engine_key)
-    front = Front(_load_tokenizer(Path(config.base)), client, files)
+    front = Front(_load_tokenizer(Path(config.base)), client, files, tool_call_parser=config.tool_call_parser)
     front.warm()
 
     def build_launch(to_core: str, to_front: str) -> CoreLaunch:

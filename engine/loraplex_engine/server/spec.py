@@ -56,9 +56,18 @@ def build_spec(
     params: SamplingParams,
     digest: str | None,
     *,
-    continues_prompt: bool,
+    param: str,
 ) -> GenerationSpec:
-    """Return all choices of a request, as yet without what they say of their prompts and of calls."""
+    """Return all choices of a request, as yet without what they say of their prompts and of calls.
+
+    Args:
+        request: As checked.
+        caller: Who asks.
+        prompts: Ids of each.
+        params: Of every choice.
+        digest: The adapter's.
+        param: The field that holds the prompts.
+    """
     return GenerationSpec(
         request_id=caller.request_id,
         prompts=prompts,
@@ -69,7 +78,7 @@ def build_spec(
         tenant_id=caller.tenant_id,
         deadline_s=caller.deadline_s,
         priority=caller.priority,
-        continues_prompt=continues_prompt,
+        prompt_param=param,
         cache_salt=request.cache_salt,
     )
 

@@ -102,7 +102,7 @@ def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], n
         ("functions", [{}]),
         ("verbosity", "low"),
         ("moderation", {"model": "m"}),
-        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("chat_template", "{{ messages }}"),
         ("web_search_options", {}),
     ],
 )
@@ -131,9 +131,19 @@ def test_chat_fields_whose_value_changes_nothing_are_accepted(name: str, value: 
     read_chat(CHAT | {name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), [("tools", []), ("chat_template_kwargs", {})])
+@pytest.mark.parametrize(("name", "value"), [("tools", []), ("chat_template_kwargs", {}), ("return_token_strs", False)])
 def test_tokenize_takes_what_changes_no_prompt(name: str, value: Any) -> None:
     assert read_tokenize(CHAT | {name: value}) == read_tokenize(CHAT)
+
+
+def test_a_round_trip_with_tools_is_a_conversation() -> None:
+    calls = [
+        {"role": "assistant", "content": None, "tool_calls": [CALL, CALL | {"id": "2", "function": CALL["function"]}]}
+    ]
+    answers = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("2", "1")]
+    request = read_chat(CHAT | {"messages": [*CHAT["messages"], *calls, *answers]})
+    assert [message.role for message in request.messages] == ["user", "assistant", "tool", "tool"]
+    assert request.messages[1].content is None
 
 
 @pytest.mark.parametrize(("name", "value"), [("top_logprobs", 1), ("tools", [{}]), ("suffix", "x"), ("best_of", 2)])

@@ -12,15 +12,14 @@ from loraplex_engine.server.field.convert import convert
 from loraplex_engine.server.field.message import check_messages, with_messages
 from loraplex_engine.server.field.sampling import check_sampling
 from loraplex_engine.server.field.table import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_TOKENIZE
-from loraplex_engine.wire.openai import ChatRequest, CompletionRequest, Message, TokenizeRequest
+from loraplex_engine.wire.openai import ChatRequest, CompletionRequest, TokenizeRequest
 
 # fields that the types have and nobody honours yet, with the values that change nothing
 # fmt: off
 _UNWIRED: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "prompt_logprobs": (), "response_format": ({"type": "text"},), "guided_json": (),
     "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
-    "tools": ([],), "tool_choice": ("none",), "add_generation_prompt": (True,), "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
+    "tools": ([],), "tool_choice": ("none",),
 }
 # fmt: on
 
@@ -35,7 +34,6 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
     request = convert(with_messages(body), ChatRequest, NEUTRAL_CHAT)
     check_sampling(request)
     check_messages(request.messages)
-    _check_no_tools(request.messages)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
     if request.max_completion_tokens is not None:
@@ -60,13 +58,12 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
 
 def read_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     """Return the checked request of /v1/tokenize. Raises as above."""
-    _check_wired({name: value for name, value in body.items() if name != "add_generation_prompt"})
+    _check_wired(body)
     request = convert(with_messages(body), TokenizeRequest, NEUTRAL_TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Send either `prompt` or `messages`.", param="prompt")
     if request.messages is not None:
         check_messages(request.messages)
-        _check_no_tools(request.messages)
     return request
 
 
@@ -79,8 +76,3 @@ def _check_wired(body: dict[str, Any]) -> None:
         value = body.get(name)
         if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
             raise UnsupportedParameterError(f"`{name}` is not supported here; leave it out.", param=name)
-
-
-def _check_no_tools(messages: list[Message]) -> None:
-    if any(message.role == "tool" or message.tool_calls for message in messages):
-        raise UnsupportedParameterError("Tools are not supported here.", param="messages")
