@@ -228,10 +228,12 @@ class Engine:
         """Take in what came of a plan; if nothing did, its requests end and the engine goes on with the others."""
         if result is None:
             return self.scheduler.fail_plan(plan, StepFailedError())
-        self._keep_scores(plan, result)
-        for row in plan.rows:
-            if row.request.request_id in result.invalid:
-                self._blame.suspect(row.request)
+        if result.logits:
+            self._keep_scores(plan, result)
+        if result.invalid:
+            for row in plan.rows:
+                if row.request.request_id in result.invalid:
+                    self._blame.suspect(row.request)
         # before requests end: a dropped adapter goes with the last of them, and its facts too
         self._padding.observe_step(plan.count_adapter_rows())
         return self.scheduler.update(plan, result)
@@ -253,8 +255,7 @@ class Engine:
         self.metrics.step_requests.observe(len(plan.rows))
         self.metrics.step_adapters.observe(plan.num_adapters)
         self.metrics.base_gemms.inc(result.num_base_gemms)
-        for gap_s in self.scheduler.take_token_gaps():
-            self.metrics.inter_token_s.observe(gap_s)
+        self.metrics.inter_token_s.observe_all(self.scheduler.take_token_gaps())
 
     def _observe_ends(self, events: list[TokenEvent]) -> None:
         for event in events:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -48,24 +51,29 @@ class EngineMetrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(name, text, labels, buckets=buckets, registry=registry)
 
+        def frequent(name: str, text: str, buckets: tuple[float, ...]) -> FrequentHistogram:
+            found = FrequentHistogram(name, text, buckets)
+            registry.register(found)
+            return found
+
         self.queue_s = histogram("loraplex_request_queue_seconds", "Wait for a turn, loads not counted.", _SHORT_S)
         self.prefill_s = histogram("loraplex_request_prefill_seconds", "Turn to first token.", _SHORT_S)
         self.ttft_s = histogram("loraplex_time_to_first_token_seconds", "Arrival to first token.", _SHORT_S)
-        self.inter_token_s = histogram("loraplex_inter_token_seconds", "Gap between tokens of a request.", _SHORT_S)
+        self.inter_token_s = frequent("loraplex_inter_token_seconds", "Gap between tokens of a request.", _SHORT_S)
         self.request_s = histogram("loraplex_request_seconds", "Arrival to last token.", _LONG_S)
-        self.step_s = histogram("loraplex_step_seconds", "One step: plan, execute, update.", _SHORT_S)
-        self.step_host_s = histogram(
+        self.step_s = frequent("loraplex_step_seconds", "One step: plan, execute, update.", _SHORT_S)
+        self.step_host_s = frequent(
             "loraplex_step_host_seconds", "Part of a step beside the model: plan, tensors, update.", _HOST_S
         )
-        self.step_tokens = histogram(
+        self.step_tokens = frequent(
             "loraplex_step_tokens", "Tokens in a step.", (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
         )
-        self.step_requests = histogram(
+        self.step_requests = frequent(
             "loraplex_step_requests",
             "Requests in a step, of adapters and of the base.",
             (1, 2, 3, 4, 6, 8, 12, 16, 32, 64),
         )
-        self.step_adapters = histogram(
+        self.step_adapters = frequent(
             "loraplex_step_adapters", "Distinct adapter digests in a step.", (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
         )
         self.base_gemms = counter("loraplex_base_gemm_calls_total", "Base linears of the layers, one per group.")
@@ -87,6 +95,43 @@ class EngineMetrics:
     def to_text(self) -> bytes:
         """Everything in the Prometheus text format."""
         return generate_latest(self.registry)
+
+
+class FrequentHistogram(Collector):
+    """A histogram for what every step observes: values are kept as they come and counted when somebody looks."""
+
+    _MAX_FRESH = 512
+
+    def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
+        self._name, self._text, self._bounds = name, text, buckets
+        self._counts: Tally[int] = Tally()
+        self._sum = 0.0
+        self._fresh: list[float] = []
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._fresh.append(value)
+        if len(self._fresh) >= self._MAX_FRESH:
+            self._count()
+
+    def observe_all(self, values: list[float]) -> None:
+        """Count several values."""
+        self._fresh += values
+        if len(self._fresh) >= self._MAX_FRESH:
+            self._count()
+
+    def collect(self) -> Iterable[Metric]:
+        """As Prometheus wants it: how many values are at most each bound."""
+        self._count()
+        totals = accumulate(self._counts[index] for index in range(len(self._bounds) + 1))
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        buckets = list(zip(names, totals, strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+    def _count(self) -> None:
+        self._counts.update([bisect_left(self._bounds, value) for value in self._fresh])
+        self._sum += sum(self._fresh)
+        self._fresh.clear()
 
 
 class _SnapshotCollector(Collector):

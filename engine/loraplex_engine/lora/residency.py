@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Protocol
 
 from loraplex_engine.errors import RequestError
@@ -163,12 +163,15 @@ class Residency:
             return slot_id if self.slots.slots[slot_id].answers else None
         return self._bind(digest, protected) if digest in self._host else None
 
-    def want(self, digests: Iterable[str]) -> None:
+    def want(self, digests: Collection[str]) -> None:
         """Load ahead for waiting requests, first come first served.
 
         Only as many as host memory can keep beside the slots' own are loaded, and those are not pushed out, so that
         a long queue of adapters never makes loads undo each other.
         """
+        if not digests:
+            self._wanted = ()
+            return
         absent = [digest for digest in dict.fromkeys(digests) if self.slots.find(digest) is None]
         num_held = sum(slot.digest is not None for slot in self.slots.slots)
         self._wanted = tuple(absent[: max(1, self._max_host - num_held)])

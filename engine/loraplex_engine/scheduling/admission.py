@@ -52,7 +52,7 @@ class Admission:
     def line_up(self, waiting: Collection[Request]) -> list[Request]:
         """Waiting requests in the order of policy; their adapters are loaded and given slots in that order."""
         line = self._share.arrange(list(waiting))
-        self._residency.want(request.digest for request in line if request.digest is not None)
+        self._residency.want([request.digest for request in line if request.digest is not None])
         self.turns.plan(line)
         return line
 

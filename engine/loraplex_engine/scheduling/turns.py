@@ -81,6 +81,9 @@ class Turns:
 
     def plan(self, waiting: Collection[Request]) -> None:
         """Decide for one step which adapters keep their slots and which take no new requests."""
+        if not waiting and not self._is_overcommitted:
+            self._protected, self._yielding = set(), set()
+            return
         lease_began_at = self._clock() - self.lease_s
         slots = self._residency.slots.slots
         queued = {request.digest for request in waiting}
