@@ -1,0 +1,24 @@
+"""One platform for all cases about OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from case_world import Cases
+from openai_world import ALL_DOORS, Door, OpenAIWorld, running_openai_world
+
+
+@pytest.fixture(scope="session")
+def world(cases: Cases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAIWorld]:
+    """A platform that serves a tiny base and an adapter of it."""
+    with running_openai_world(cases, tmp_path_factory.mktemp("cases-openai") / "data") as running:
+        yield running
+
+
+@pytest.fixture(params=ALL_DOORS, ids=str)
+def door(request: pytest.FixtureRequest) -> Door:
+    """Each way to ask in turn."""
+    chosen: Door = request.param
+    return chosen
