@@ -28,7 +28,6 @@ from loraplex_registry.peft.file_rule import (
     check_names,
     judge_names,
     judge_sizes,
-    judge_template,
 )
 from loraplex_registry.peft.findings import Findings
 from loraplex_registry.peft.header import TensorTable, read_open_header
@@ -36,6 +35,7 @@ from loraplex_registry.peft.magic import PEEK_BYTES, find_foreign_format, judge_
 from loraplex_registry.peft.report import Report, build_report
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, TensorRef
 from loraplex_registry.peft.target import judge_targets
+from loraplex_registry.peft.template_rule import judge_template
 from loraplex_registry.peft.tensor_rule import (
     Matched,
     judge_rank_limit,
@@ -69,8 +69,8 @@ def check_adapter(
     findings = Findings()
     judge_names(list(files), findings)
     judge_sizes(files, findings)
-    judge_template(files, findings)
     judge_side_files(files, findings)
+    judge_template(files, findings)
     config = _judge_config_file(files.get(CONFIG_FILE), findings)
     if config is not None:
         judge_base_name(config.base_name, base, findings, forced=forced_base)

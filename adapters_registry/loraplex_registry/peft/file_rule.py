@@ -103,14 +103,3 @@ def judge_sizes(files: Mapping[str, Path], findings: Findings) -> None:
         if size > limit:
             findings.fail("file_size", f"{name} has {size} bytes; at most {limit} are allowed.", name)
     findings.settle("file_size")
-
-
-def judge_template(files: Mapping[str, Path], findings: Findings) -> None:
-    """Say what becomes of the adapter's own chat template: it is kept, and the base's is used."""
-    if TEMPLATE_FILE in files:
-        findings.warn(
-            "template",
-            "The template is stored but not used: chat requests are rendered with the base model's template.",
-            TEMPLATE_FILE,
-        )
-    findings.settle("template")

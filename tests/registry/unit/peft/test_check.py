@@ -245,13 +245,33 @@ def test_an_oversized_config_is_not_parsed(write_adapter: Write, base: BaseSpec)
     assert failures(report) == [("file_size", "adapter_config.json")]
 
 
-def test_an_own_template_is_kept_with_notice_and_counts_in_the_digest(write_adapter: Write, base: BaseSpec) -> None:
+def test_an_own_template_passes_and_counts_in_the_digest(write_adapter: Write, base: BaseSpec) -> None:
     _, plain = check_adapter(write_adapter(), base)
-    report, plan = check_adapter(write_adapter(extra={"chat_template.jinja": b"{{ x }}"}), base)
-    assert [check.name for check in report.checks if check.verdict == "warn"] == ["template"]
+    report, plan = check_adapter(write_adapter(extra={"chat_template.jinja": "{{ 'é' }}".encode()}), base)
+    assert [check.name for check in report.checks if check.verdict != "pass"] == []
     assert plan is not None
     assert plain is not None
     assert plan.digest != plain.digest
+
+
+def test_a_template_that_is_no_utf8_is_refused(write_adapter: Write, base: BaseSpec) -> None:
+    report, _ = check_adapter(write_adapter(extra={"chat_template.jinja": b"{{ '\xe9' }}"}), base)
+    assert failures(report) == [("template", "chat_template.jinja")]
+
+
+@pytest.mark.parametrize(
+    ("config", "is_told"),
+    [(b'{"chat_template": "x"}', True), (b'{"chat_template": null}', False), (b"{}", False), (b"[", False)],
+)
+def test_a_template_beside_the_digest_is_told_of_and_does_not_count(
+    write_adapter: Write, base: BaseSpec, config: bytes, is_told: bool
+) -> None:
+    _, plain = check_adapter(write_adapter(), base)
+    report, plan = check_adapter(write_adapter(extra={"tokenizer_config.json": config}), base)
+    assert [check.name for check in report.checks if check.verdict == "warn"] == ["template"] * is_told
+    assert plan is not None
+    assert plain is not None
+    assert plan.digest == plain.digest
 
 
 SIDE_FILES = ["README.md", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja"]
