@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from loraplex_engine.errors import InvalidJsonError
-from loraplex_engine.wire.strict_json import decode_object
+from loraplex_engine.errors import InvalidJsonError, PayloadTooLargeError
+from loraplex_engine.wire.strict_json import MAX_VALUES, decode_object
 from loraplex_registry.peft.strict_json import MAX_DEPTH
 
 
@@ -45,3 +47,35 @@ def test_strict_json_is_read() -> None:
 
 def test_the_deepest_allowed_nesting_is_read() -> None:
     assert decode_object(b'{"a":' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}")
+
+
+TOO_MANY = MAX_VALUES + 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [b"1", b"[]", b"{}", b'""', b'{"a":[1,2]}', b'"\\"",[1]'],
+)
+def test_more_values_than_a_body_may_hold_are_refused_before_they_are_made(values: bytes) -> None:
+    with pytest.raises(PayloadTooLargeError, match=str(MAX_VALUES)):
+        decode_object(b'{"a":[' + b",".join([values] * TOO_MANY) + b"]}")
+
+
+@pytest.mark.parametrize("text", [b"[,", b'\\",{', b"\\\\,,"])
+def test_what_looks_like_values_in_a_text_is_not_counted(text: bytes) -> None:
+    assert len(decode_object(b'{"a":"' + text * TOO_MANY + b'"}')["a"]) >= TOO_MANY
+
+
+def test_as_many_values_as_a_body_may_hold_are_read() -> None:
+    # the body, the list and what is in it
+    body = b'{"a":[' + b",".join([b"1"] * (MAX_VALUES - 3)) + b"]}"
+    assert len(decode_object(body)["a"]) == MAX_VALUES - 3
+
+
+@pytest.mark.parametrize("end", [b"", b"\\", b'"', b"\\\\"])
+@pytest.mark.parametrize("unit", [b'[\\"', b'"",[', b"[,"])
+def test_counting_a_body_without_an_end_takes_no_time(unit: bytes, end: bytes) -> None:
+    started = time.perf_counter()
+    with pytest.raises((InvalidJsonError, PayloadTooLargeError)):
+        decode_object(b'{"a":"' + unit * (TOO_MANY * 4) + end)
+    assert time.perf_counter() - started < 3
