@@ -15,6 +15,8 @@ EngineError
 │   ├── InvalidTokenError       invalid_api_key
 │   ├── ModelNotFoundError      model_not_found
 │   ├── NotFoundError           not_found
+│   │   ├── UseChatCompletionsError     use_chat_completions
+│   │   └── EmbeddingsNotServedError    embeddings_not_served
 │   ├── ConflictError           conflict
 │   ├── PayloadTooLargeError    payload_too_large
 │   ├── BodyTimeoutError        request_timeout
@@ -242,6 +244,18 @@ class NotFoundError(CallError):
     """There is no such thing here; check the path and the id."""
 
     code = "not_found"
+
+
+class UseChatCompletionsError(NotFoundError):
+    """The Responses API is not served here; use POST /v1/chat/completions."""
+
+    code = "use_chat_completions"
+
+
+class EmbeddingsNotServedError(NotFoundError):
+    """Embeddings are not served here: the bases generate text; use a server with an embedding model for this route."""
+
+    code = "embeddings_not_served"
 
 
 class ConflictError(CallError):

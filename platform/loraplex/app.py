@@ -39,6 +39,7 @@ from loraplex.gateway.names import NameIndex
 from loraplex.gateway.problem import describe
 from loraplex.gateway.quarantine import QuarantineWatch
 from loraplex.gateway.recovery import DoneFinder
+from loraplex.gateway.routes.elsewhere import build_elsewhere_router
 from loraplex.gateway.routes.inference import build_inference_router
 from loraplex.gateway.routes.keys import build_key_router
 from loraplex.gateway.routes.models import build_model_router
@@ -153,6 +154,7 @@ class Gateway:
             route_handlers=[
                 build_inference_router(inference),
                 build_model_router(self.names, inference, int(time.time())),
+                build_elsewhere_router(),
                 build_tenant_router(self.database, self.tenants, self.directory, self.names, self._registry),
                 build_key_router(self.database, self.keys, self.directory),
                 build_report_router(self.database, self.directory, self.fleet),

@@ -7,7 +7,7 @@ LoraplexError
     PermissionDeniedError
         TenantSuspendedError
     NotFoundError
-        ModelNotFoundError
+        ModelNotFoundError, UseChatCompletionsError, EmbeddingsNotServedError
     ConflictError
         NameReservedError, AdapterQuarantinedError
     AdapterRetiredError
@@ -89,6 +89,18 @@ class NotFoundError(LoraplexError):
     """There is no such thing, or it is not yours; list what exists to see its name."""
 
     code = "not_found"
+
+
+class UseChatCompletionsError(NotFoundError):
+    """The Responses API is not served here; use POST /v1/chat/completions."""
+
+    code = "use_chat_completions"
+
+
+class EmbeddingsNotServedError(NotFoundError):
+    """Embeddings are not served here: the bases generate text; use a server with an embedding model for this route."""
+
+    code = "embeddings_not_served"
 
 
 class ModelNotFoundError(NotFoundError):

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from litestar import Litestar, Request, Response, Router, delete, get, post, put
+from litestar import HttpMethod, Litestar, Request, Response, Router, delete, get, post, put, route
 from litestar.datastructures import State
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath
 from litestar.types import ASGIApp
 
-from loraplex_engine.errors import InvalidRequestError, ModelNotFoundError, NotFoundError, NotReadyError
+from loraplex_engine.errors import (
+    EmbeddingsNotServedError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NotFoundError,
+    NotReadyError,
+    UseChatCompletionsError,
+)
 from loraplex_engine.server.call import read_caller, read_json
 from loraplex_engine.server.front import Front, build_state
 from loraplex_engine.server.guard import build_guard
@@ -158,7 +165,30 @@ def _find(front: Front, request_id: str) -> RequestStatus:
     return status
 
 
-_OPENAI_ROUTES = (create_chat, create_completion, tokenize, list_models, get_model)
+_ANY = [HttpMethod.GET, HttpMethod.POST, HttpMethod.DELETE]
+
+
+@route("/v1/embeddings", http_method=_ANY)
+async def refuse_embeddings() -> None:
+    """Say that the bases generate text."""
+    raise EmbeddingsNotServedError
+
+
+@route(["/v1/responses", "/v1/responses/{rest:path}"], http_method=_ANY)
+async def refuse_responses() -> None:
+    """Say what to use instead."""
+    raise UseChatCompletionsError
+
+
+_OPENAI_ROUTES = (
+    create_chat,
+    create_completion,
+    tokenize,
+    list_models,
+    get_model,
+    refuse_embeddings,
+    refuse_responses,
+)
 _INTERNAL_ROUTES = (
     load_adapter,
     drop_adapter,

@@ -23,6 +23,8 @@ _CODE_TO_STATUS = {
     "invalid_api_key": 401,
     "model_not_found": 404,
     "not_found": 404,
+    "use_chat_completions": 404,
+    "embeddings_not_served": 404,
     "method_not_allowed": 405,
     "request_timeout": 408,
     "conflict": 409,

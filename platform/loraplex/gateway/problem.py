@@ -26,6 +26,8 @@ CODE_TO_STATUS = {
     "permission_denied": 403,
     "tenant_suspended": 403,
     "not_found": 404,
+    "use_chat_completions": 404,
+    "embeddings_not_served": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
     "request_timeout": 408,

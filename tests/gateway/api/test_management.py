@@ -60,6 +60,20 @@ class TestDoor:
     """401, 403 and 404."""
 
     @pytest.mark.parametrize(
+        ("method", "path", "code"),
+        [
+            ("POST", "/v1/embeddings", "embeddings_not_served"),
+            ("POST", "/v1/responses", "use_chat_completions"),
+            ("DELETE", "/v1/responses/resp_1", "use_chat_completions"),
+        ],
+    )
+    async def test_a_route_that_is_not_served_says_what_to_use(
+        self, world: GatewayWorld, method: str, path: str, code: str
+    ) -> None:
+        check_error(await world.call(method, path), 404, code)
+        check_error(await world.call(method, path, key=None), 401, "invalid_api_key")
+
+    @pytest.mark.parametrize(
         "authorization", [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {ADMIN_KEY}", f"Bearer {ADMIN_KEY}x"]
     )
     @pytest.mark.parametrize("path", [TENANTS, "/v1/models", "/api/v1/bases", "/api/v1/usage"])
