@@ -160,11 +160,12 @@ def _locate(schema: Schema, part: JsonSchema, reason: str) -> tuple[str, str]:
 
 
 def _find_fault(grammar: str) -> str | None:
-    """Compile a grammar, follow it for some bytes and return what is wrong with it, None if nothing."""
-    from llguidance import LLMatcher, LLParserLimits
+    """Compile a grammar, follow it some bytes within the core's limits and return what is wrong, None if nothing."""
+    from llguidance import LLMatcher
 
-    limits = LLParserLimits(verbose_errors=False)
-    matcher = LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=limits)
+    from loraplex_engine.guide.vocabulary import build_limits
+
+    matcher = LLMatcher(_bytes_tokenizer(), grammar, log_level=0, limits=build_limits())
     for _ in range(_NUM_TRIAL_BYTES):
         if matcher.is_error():
             break
@@ -172,9 +173,7 @@ def _find_fault(grammar: str) -> str | None:
         token_id = _first_token(mask)
         if matcher.is_error() or matcher.is_stopped():
             break
-        if token_id is None:
-            return "no text matches it."
-        if token_id == _end_token() or not matcher.consume_token(token_id):
+        if token_id is None or token_id == _end_token() or not matcher.consume_token(token_id):
             break
     return _explain(matcher.get_error()) if matcher.is_error() else None
 

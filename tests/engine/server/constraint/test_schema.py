@@ -122,6 +122,17 @@ def test_what_is_wrong_is_said_with_its_place(schema: Any, message: str) -> None
         {"$defs": {"n": {"$anchor": "n", "type": "array", "items": {"$ref": "#n"}, "minItems": 1}}, "$ref": "#n"},
         {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}},
         {"type": "array", "prefixItems": [INTEGER, {"$ref": "#"}], "minItems": 2},
+        {
+            "$defs": {
+                "x": {"type": "string"},
+                "n": {
+                    "type": "object",
+                    "properties": {"n": {"$ref": "#/$defs/n"}, "x": {"$ref": "#/$defs/x"}},
+                    "required": ["n"],
+                },
+            },
+            "$ref": "#/$defs/n",
+        },
     ],
 )
 def test_schema_that_no_finite_value_matches_is_refused(schema: Any) -> None:
@@ -178,6 +189,7 @@ def test_schema_that_no_finite_value_matches_is_refused(schema: Any) -> None:
             ["[null]"],
         ),
         ({"const": {"a": [1, None, "ü\n"]}}, ['{"a":[1,null,"ü\\n"]}'], ['{"a":[]}']),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": INTEGER}, "$ref": "#/$defs/a"}, ["1"], ['"1"']),
         ({"type": "string", "maxLength": 2}, ['"é🙂"'], ['"abc"', '"a\n"']),
     ],
 )
@@ -185,6 +197,11 @@ def test_grammar_allows_what_the_schema_allows_in_compact_form(schema: Any, good
     grammar = compile_schema(schema)
     assert [text for text in good if not allows(grammar, text)] == []
     assert [text for text in bad if allows(grammar, text)] == []
+
+
+def test_closing_an_alternative_of_one_of_does_not_make_two_hold_at_once() -> None:
+    one = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+    assert "several alternatives" in refuse({"oneOf": [one, {"type": "object", "properties": {"b": INTEGER}}]})
 
 
 def test_spaced_schema_writes_a_blank_after_commas_and_colons() -> None:
