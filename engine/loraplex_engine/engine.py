@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.errors import EngineError, RequestError, StepFailedError
+from loraplex_engine.errors import EngineError, GrammarError, RequestError, StepFailedError
+from loraplex_engine.guide.guides import Guides
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.lora.packed import LoadDone, LoadFailed
 from loraplex_engine.lora.padding import PaddingMeter
@@ -44,6 +45,7 @@ class Engine:
         metrics: EngineMetrics,
         facts: CoreReady,
         advisor: Advisor,
+        guides: Guides | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.residency = residency
@@ -56,6 +58,7 @@ class Engine:
         # steps of the base have run before the engine is there
         self._known_kinds = {False}
         self._runner = runner
+        self._guides = guides
         self._scored: dict[str, list[Tensor]] = {}
         self._blame = Blame(scheduler, residency.health, time.monotonic, metrics.count_invalid_output)
         self._padding = PaddingMeter(facts.ops, _DTYPE_TO_ITEMSIZE.get(facts.dtype, 4), residency.facts)
@@ -84,7 +87,7 @@ class Engine:
     @property
     def has_running(self) -> bool:
         """Whether the next step is sure to compute something."""
-        return bool(self.scheduler.running)
+        return len(self.scheduler.running) > self.scheduler.guided.num_late
 
     def add(self, request: Request) -> None:
         """Queue a request; it is answered by the events of later steps.
@@ -92,6 +95,10 @@ class Engine:
         Raises:
             RequestError: It can never run, or its adapter lately failed to load.
         """
+        if request.params.grammar is not None:
+            if self._guides is None:
+                raise GrammarError("This engine follows no grammars.")
+            request.guide = self._guides.open(request.params)
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: str = "abort") -> TokenEvent | None:
@@ -211,7 +218,7 @@ class Engine:
             error = self.residency.find_failure(digest)
             if error is not None:
                 events += self.scheduler.fail_waiting(digest, error)
-        return events + self.scheduler.expire()
+        return events + self.scheduler.expire() + self.scheduler.settle_guides()
 
     def _execute(self, plan: StepPlan) -> StepResult | None:
         """Run a plan on the device; None should it fail."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import time
-from array import array
 from dataclasses import replace
 
 import torch
@@ -16,9 +15,11 @@ from loraplex_engine.core.request import NO_SLOT
 from loraplex_engine.core.step import PlannedRow, StepPlan, StepResult
 from loraplex_engine.kv.cache import KVCache
 from loraplex_engine.models.decoder import Decoder
+from loraplex_engine.models.step_buffers import StepBuffers
 from loraplex_engine.ops.lora.replacement import Replacements
-from loraplex_engine.ops.lora.segment import build_segments
+from loraplex_engine.ops.lora.segment import Segments, build_segments
 from loraplex_engine.ops.lora.table import LoraTable
+from loraplex_engine.sampling.prompt_score import score_prompts
 from loraplex_engine.sampling.sampler import Sampler
 
 
@@ -38,8 +39,11 @@ class ModelRunner:
         self._cache = cache
         self._table = table
         self._replacements = replacements
-        self._block_size = block_size
+        self._buffers = StepBuffers(block_size)
         self._sampler = Sampler(eos_token_ids)
+        self._slot_of_row: list[int] = []
+        self._segments: Segments | None = None
+        self._slots: tuple[int, ...] = ()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -47,18 +51,14 @@ class ModelRunner:
         if plan.block_copies:
             self._cache.copy(plan.block_copies)
         slot_of_row = _slots(plan)
-        inputs = self._build_inputs(plan, slot_of_row)
+        inputs = self._buffers.fill(plan.rows, self._find_adapters(slot_of_row))
         wanted, row_indices = _wanted_rows(plan)
         gemms_before, began_at = self._model.base_gemm_calls, time.monotonic()
         hidden = self._model.forward(inputs, self._cache)
-        result = StepResult({}, vouched=_find_vouched(plan, hidden))
+        result = self._judge(plan, inputs, hidden, slot_of_row)
         num_gemms = self._model.base_gemm_calls - gemms_before
         if row_indices:
-            adapters = inputs.adapters
-            if row_indices != list(range(len(slot_of_row))):
-                hidden = hidden[row_indices]
-                adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
-            result = self._read(result, wanted, self._model.logits(hidden, adapters))
+            result = self._read(result, wanted, self._compute_logits(inputs, hidden, slot_of_row, row_indices))
         return replace(result, num_base_gemms=num_gemms, model_s=time.monotonic() - began_at)
 
     def poison(self, block_ids: list[int], slot_ids: list[int]) -> None:
@@ -67,33 +67,34 @@ class ModelRunner:
         for slot_id in slot_ids:
             self._table.poison(slot_id)
 
-    def _build_inputs(self, plan: StepPlan, slot_of_row: list[int]) -> StepInputs:
-        # plain lists: for the rows of a decode step they take half the time of arrays
-        rows = plan.rows
-        counts = [row.num_tokens for row in rows]
-        positions = list(itertools.chain.from_iterable(range(row.start, row.stop) for row in rows))
-        token_ids = list(itertools.chain.from_iterable(row.request.token_ids(row.start, row.stop) for row in rows))
-        return StepInputs(
-            token_ids=torch.tensor(token_ids, dtype=torch.int64),
-            positions=torch.tensor(positions, dtype=torch.int64),
-            cells=torch.tensor([cell for row in rows for cell in self._cells(row)], dtype=torch.int64),
-            block_tables=_pad([row.request.block_ids for row in rows]),
-            query_start=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32),
-            context_len=torch.tensor([row.stop for row in rows], dtype=torch.int32),
-            adapters=self._find_adapters(slot_of_row),
-        )
+    def _judge(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, slot_of_row: list[int]) -> StepResult:
+        """What the step says of prompts: which parts are finite, and how likely they are where that is asked."""
+        vouched = _find_vouched(plan, hidden)
+        invalid = _find_unsampled(plan) - vouched
+        if not any(row.scored for row in plan.rows):
+            return StepResult({}, invalid, vouched=vouched)
+        compute_logits = functools.partial(self._compute_logits, inputs, hidden, slot_of_row)
+        told, unscored = score_prompts(plan, compute_logits, self._model.config.vocab_size)
+        return StepResult({}, invalid | unscored, prompt_logprobs=told, vouched=vouched)
+
+    def _compute_logits(
+        self, inputs: StepInputs, hidden: Tensor, slot_of_row: list[int], row_indices: list[int]
+    ) -> Tensor:
+        """The logits of some of the step's tokens, by what `forward` made of them."""
+        if row_indices == list(range(len(slot_of_row))):
+            return self._model.logits(hidden, inputs.adapters)
+        adapters = self._find_adapters([slot_of_row[index] for index in row_indices])
+        return self._model.logits(hidden[row_indices], adapters)
 
     def _find_adapters(self, slot_of_row: list[int]) -> AdapterRows | None:
-        segments = build_segments(slot_of_row)
-        if segments is None:
+        if slot_of_row != self._slot_of_row:
+            # the rows of a decode step mostly are those of the step before
+            self._segments, self._slot_of_row = build_segments(slot_of_row), slot_of_row
+            self._slots = tuple(sorted(set(slot_of_row) - {NO_SLOT}))
+        if self._segments is None:
             return None
-        slots = tuple(sorted(set(slot_of_row) - {NO_SLOT}))
-        replacements = self._replacements if self._replacements.has_any(slots) else None
-        return AdapterRows(segments, slots, self._table, replacements)
-
-    def _cells(self, row: PlannedRow) -> list[int]:
-        size, block_ids = self._block_size, row.request.block_ids
-        return [block_ids[p // size] * size + p % size for p in range(row.start, row.stop)]
+        replacements = self._replacements if self._replacements.has_any(self._slots) else None
+        return AdapterRows(self._segments, self._slots, self._table, replacements)
 
     def _read(self, result: StepResult, wanted: list[PlannedRow], logits: Tensor) -> StepResult:
         num_sampling = sum(row.samples for row in wanted)
@@ -103,7 +104,12 @@ class ModelRunner:
             begin = num_sampling + sum(map(len, kept.values()))
             kept[row.request.request_id] = logits[begin : begin + row.num_tokens].float()
         return replace(
-            result, sampled=samples.token_ids, invalid=samples.invalid, logits=kept, logprobs=samples.logprobs
+            result,
+            sampled=samples.token_ids,
+            invalid=result.invalid | samples.invalid,
+            logits=kept,
+            logprobs=samples.logprobs,
+            late=samples.late,
         )
 
 
@@ -127,6 +133,15 @@ def _find_vouched(plan: StepPlan, hidden: Tensor) -> frozenset[str]:
     return frozenset(vouched)
 
 
+def _find_unsampled(plan: StepPlan) -> frozenset[str]:
+    """Requests that end with this step without a token: what they wanted was their prompt."""
+    return frozenset(
+        row.request.request_id
+        for row in plan.rows
+        if not row.samples and row.stop == row.request.num_tokens and not row.request.wants_logits
+    )
+
+
 def _wanted_rows(plan: StepPlan) -> tuple[list[PlannedRow], list[int]]:
     """Rows whose logits are needed, those that sample first, and where those logits are among the step's tokens."""
     sampling: list[tuple[PlannedRow, int]] = []
@@ -140,13 +155,3 @@ def _wanted_rows(plan: StepPlan) -> tuple[list[PlannedRow], list[int]]:
             sampling.append((row, stop - 1))
     indices = [index for _, index in sampling] + [index for _, span in kept for index in span]
     return [row for row, _ in sampling] + [row for row, _ in kept], indices
-
-
-def _pad(block_ids: list[list[int]]) -> Tensor:
-    """The lists as rows of int32, zeros after them; by arrays, since a tensor of lists takes four times as long."""
-    width = max(map(len, block_ids))
-    flat = array("i")
-    for ids in block_ids:
-        flat.fromlist(ids)
-        flat.frombytes(bytes(flat.itemsize * (width - len(ids))))
-    return torch.frombuffer(flat, dtype=torch.int32).view(len(block_ids), width)

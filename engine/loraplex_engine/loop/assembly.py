@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.config import EngineConfig, available_cpus
 from loraplex_engine.engine import Engine, observe_load
+from loraplex_engine.guide.guides import Guides
+from loraplex_engine.guide.vocabulary import read_vocabulary
 from loraplex_engine.kv.cache import build_kv_cache
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.kv.reservation import Reservation
@@ -71,7 +74,11 @@ def build_engine(
     preparation = preparation or prepare(config)
     torch.set_num_threads(config.cpu_threads or available_cpus())
     base, model = preparation.base, preparation.base.config
-    loaded = _load_model(base, on_progress)
+    with ThreadPoolExecutor(1) as thread:
+        # holds the interpreter's lock for a moment, and the weights are read without it
+        vocabulary = thread.submit(read_vocabulary, base.folder, model.vocab_size, model.eos_token_ids)
+        loaded = _load_model(base, on_progress)
+    guides = Guides(vocabulary.result(), model.vocab_size, model.eos_token_ids)
     table = LoraTable(config.max_loras, model.num_layers, lora_shapes(model), config.max_lora_rank, loaded.dtype)
     replacements = Replacements(config.max_loras)
 
@@ -91,7 +98,8 @@ def build_engine(
     budget = StepBudget(calibrate_runner(runner, facts.num_blocks, facts.block_size, facts.max_model_len))
     for line in plan.to_lines(read_process_bytes(), read_machine_memory()):
         on_progress(line)
-    return _join(config, facts, runner, DeviceBank(table, replacements), build_loader(base.spec, base.dtype), budget)
+    bank, loader = DeviceBank(table, replacements), build_loader(base.spec, base.dtype)
+    return _join(config, facts, runner, bank, loader, budget, guides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +201,7 @@ def _join(
     bank: DeviceBank,
     loader: Loader,
     budget: StepBudget,
+    guides: Guides,
 ) -> Engine:
     metrics = EngineMetrics()
     pool = BlockPool(facts.num_blocks, facts.block_size)
@@ -222,4 +231,4 @@ def _join(
         kv_cache_bytes=facts.memory["kv_bytes"],
     )
     advisor = Advisor(LoadReader(scheduler, pool, budget.cost, flags))
-    return Engine(scheduler, residency, pool, runner, metrics, facts, advisor)
+    return Engine(scheduler, residency, pool, runner, metrics, facts, advisor, guides)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _MAX_IDLE_MS = 200
 _WAITING_MS = 10
+_LATE_MS = 1
 _CHECK_EVERY_S = 10.0
 
 _LOAD_PATIENCE_S = 0.2
@@ -146,6 +147,8 @@ class CoreLoop:
         """How long to sleep for want of work; a message wakes it earlier, a finished load is seen at the next look."""
         if self._engine.has_running:
             return 0
+        if self._engine.scheduler.guided.num_late:
+            return _LATE_MS
         return _WAITING_MS if self._engine.has_requests or self._calls.is_pending else _MAX_IDLE_MS
 
     def _hear(self, patience_ms: int) -> None:

@@ -7,31 +7,40 @@ was preempted: all that it keeps between steps follows from the request's own to
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from loraplex_engine.core.guide import GuideState
 from loraplex_engine.core.request import Request
 from loraplex_engine.ops.sampling.choose import choose_greedy, choose_tokens
-from loraplex_engine.ops.sampling.row import SamplingRow
+from loraplex_engine.ops.sampling.row import NO_WORDS, SamplingRow
 from loraplex_engine.sampling.counts import TokenCounts
 from loraplex_engine.sampling.uniform import stream, uniform
 from loraplex_engine.wire.messages import SamplingParams, TokenLogprobs
 
 _GREEDY_BELOW = 1e-5
 """Temperatures under it are greedy: float32 could not tell the second choice from nothing."""
+_MAX_WAIT_S = 0.002
+"""How long a step waits for all its guides together; most of them are done before the model is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What one step's rows got, by request id; `invalid` are those whose logits were not finite."""
+    """What one step's rows got, by request id.
+
+    `invalid` are those whose logits were not finite, `late` those whose guides were not done.
+    """
 
     token_ids: dict[str, int] = field(default_factory=dict)
     invalid: frozenset[str] = frozenset()
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
 
 
 class Sampler:
@@ -53,14 +62,15 @@ class Sampler:
         prepared = [self._prepare(request, logits.shape[1]) for request in requests]
         if all(p.is_plain for p in prepared):
             return _collect(requests, choose_greedy(logits).tolist())
+        late = _find_late(requests)
         rows = [p.advance(request.output_ids) for p, request in zip(prepared, requests, strict=True)]
         chosen = choose_tokens(logits, rows)
-        samples = _collect(requests, chosen.token_ids.tolist())
+        samples = _collect(requests, chosen.token_ids.tolist(), late)
         if any(row.num_top is not None for row in rows):
             logprobs, top_ids = chosen.logprobs.tolist(), chosen.top_ids.tolist()
             for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
                 if row.num_top is not None and request.request_id in samples.token_ids:
-                    samples.logprobs[request.request_id] = _tell(logprobs[index], top_ids[index][: row.num_top])
+                    samples.logprobs[request.request_id] = tell(logprobs[index], top_ids[index][: row.num_top])
         return samples
 
     def _prepare(self, request: Request, vocab_size: int) -> _Prepared:
@@ -85,7 +95,10 @@ class _Prepared:
             repetition_penalty=params.repetition_penalty,
             num_top=params.logprobs,
         )
-        forbidden = [(token_id, -math.inf) for token_id in (*eos_token_ids, *params.stop_token_ids)]
+        self._guide = request.guide
+        # a guide sees to it by itself: it knows whether anything else may come
+        unwanted = () if request.guide is not None else (*eos_token_ids, *params.stop_token_ids)
+        forbidden = [(token_id, -math.inf) for token_id in unwanted]
         self._bias = _edits(params.logit_bias, vocab_size)
         self._bias_before_min = _edits([*forbidden, *params.logit_bias], vocab_size)
         self._min_tokens = params.min_tokens
@@ -93,6 +106,7 @@ class _Prepared:
         self._counts = _start_counts(request)
         self.is_plain = (
             self._row.temperature == 0
+            and request.guide is None
             and params.logprobs is None
             and params.min_tokens == 0
             and not params.logit_bias
@@ -106,6 +120,9 @@ class _Prepared:
         row.edit_ids, row.edit_values = self._bias_before_min if position < self._min_tokens else self._bias
         if self._counts is not None:
             row.seen_ids, row.seen_counts = self._counts.catch_up(output_ids)
+        if self._guide is not None:
+            is_ready = self._guide.state is GuideState.READY
+            row.allowed = torch.from_numpy(self._guide.allowed.view(np.int32)) if is_ready else NO_WORDS
         row.number = uniform(self._stream, position)
         return row
 
@@ -128,13 +145,28 @@ def _counts_output(params: SamplingParams) -> bool:
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
-def _collect(requests: Sequence[Request], token_ids: Sequence[int]) -> Samples:
+def _find_late(requests: Sequence[Request]) -> frozenset[str]:
+    """Requests whose guides are not done; waits for them for a moment, all in all."""
+    late: list[str] = []
+    until = time.monotonic() + _MAX_WAIT_S
+    for request in requests:
+        guide = request.guide
+        if guide is None or guide.state is GuideState.READY:
+            continue
+        guide.wait(max(0.0, until - time.monotonic()))
+        if guide.state is not GuideState.READY:
+            late.append(request.request_id)
+    return frozenset(late)
+
+
+def _collect(requests: Sequence[Request], token_ids: Sequence[int], late: frozenset[str] = frozenset()) -> Samples:
     found = {request.request_id: token_id for request, token_id in zip(requests, token_ids, strict=True)}
     invalid = frozenset(request_id for request_id, token_id in found.items() if token_id < 0)
-    return Samples({request_id: token_id for request_id, token_id in found.items() if token_id >= 0}, invalid)
+    sampled = {r: token_id for r, token_id in found.items() if token_id >= 0 and r not in late}
+    return Samples(sampled, invalid, late=late - invalid)
 
 
-def _tell(logprobs: Sequence[float], top_ids: Sequence[int]) -> TokenLogprobs:
+def tell(logprobs: Sequence[float], top_ids: Sequence[int]) -> TokenLogprobs:
     """`logprobs` of the token and of the likeliest; those that cannot happen are left out."""
     top = [(token_id, value) for token_id, value in zip(top_ids, logprobs[1:], strict=False) if value > -math.inf]
     return TokenLogprobs(logprobs[0], top)

@@ -15,10 +15,11 @@ def find_ending(
     """Reason to end after this last token, and whether the token itself is withheld from the text."""
     params = request.params
     num_outputs = len(request.output_ids)
-    if num_outputs > params.min_tokens:
-        is_eos = token_id in eos_token_ids and not params.ignore_eos
-        if is_eos or token_id in params.stop_token_ids:
-            return "stop", True
+    is_free = num_outputs > params.min_tokens
+    # a grammar that allows nothing but the end has the last word
+    ends_at_eos = request.guide is not None or (is_free and not params.ignore_eos)
+    if (ends_at_eos and token_id in eos_token_ids) or (is_free and token_id in params.stop_token_ids):
+        return "stop", True
     if num_outputs >= params.max_tokens or request.num_tokens >= max_model_len:
         return "length", False
     return None, False

@@ -28,6 +28,7 @@ from loraplex_engine.scheduling.admission import Admission
 from loraplex_engine.scheduling.budget import StepBudget
 from loraplex_engine.scheduling.draft import StepDraft
 from loraplex_engine.scheduling.endings import find_ending, find_expiry
+from loraplex_engine.scheduling.guided import Guided
 from loraplex_engine.scheduling.limits import Limits
 from loraplex_engine.scheduling.policy import AgeOnly, FairShare, WaitingLine, choose_victim
 from loraplex_engine.scheduling.prefixes import Prefix, Prefixes
@@ -50,6 +51,7 @@ class Scheduler:
         self.waiting = WaitingLine()
         self.running: dict[Request, None] = {}
         self.prefixes = Prefixes(pool, clock, is_enabled=limits.enable_prefix_caching)
+        self.guided = Guided()
         self.num_preemptions = 0
         self.is_draining = False
         self._pool = pool
@@ -143,6 +145,11 @@ class Scheduler:
                 events.append(self._fail(request, error))
         return events
 
+    def settle_guides(self) -> list[TokenEvent]:
+        """End requests whose text is whole by its grammar, or whose grammar cannot be followed."""
+        settled = self.guided.settle()
+        return [self._fail(request, error) if error else self._finish(request, "stop") for request, error in settled]
+
     # one step
 
     def schedule(self) -> StepPlan:
@@ -175,6 +182,7 @@ class Scheduler:
         self._pool.check_integrity()
         self._residency.check_integrity()
         self.prefixes.check_integrity(self.running)
+        self.guided.check_integrity(set(self._id_to_request.values()))
         assert len(self.waiting) + len(self.running) == len(self._id_to_request)
         assert {*self.waiting, *self.running} == set(self._id_to_request.values())
         assert not any(r.block_ids or r.slot != NO_SLOT for r in self.waiting)
@@ -192,7 +200,9 @@ class Scheduler:
     def _continue_decoding(self, draft: StepDraft) -> None:
         """Requests that lack one token get it, whatever it costs."""
         for request in list(self.running):
-            if draft.num_left and request.num_uncomputed == 1 and self._make_room(request, 1, draft):
+            if not draft.num_left or request.num_uncomputed != 1 or self.guided.is_late(request):
+                continue
+            if self._make_room(request, 1, draft):
                 draft.add(request, 1)
 
     def _find_prompts(self, line: list[Request]) -> list[tuple[int, int]]:
@@ -226,6 +236,7 @@ class Scheduler:
         """Take back everything from a running request and let it start over."""
         draft.give_up(request)
         del self.running[request]
+        self.guided.resume(request)
         self.prefixes.publish_tail(request)
         self._release(request)
         request.num_computed = 0
@@ -257,6 +268,7 @@ class Scheduler:
     def _start(self, request: Request, prefix: Prefix, num_tokens: int, draft: StepDraft) -> None:
         self.waiting.remove(request)
         self.running[request] = None
+        self.guided.begin(request)
         if request.digest is not None:
             slot = self._residency.try_pin(request.digest)
             assert slot is not None
@@ -277,18 +289,22 @@ class Scheduler:
 
     def _take_in(self, row: PlannedRow, result: StepResult) -> TokenEvent | None:
         request, request_id = row.request, row.request.request_id
-        request.num_computed = row.stop
+        is_late = request_id in result.late
+        request.num_computed = row.stop - is_late
         if request_id in result.invalid:
             return self._fail(request, OutputInvalidError() if request.digest is not None else StepFailedError())
+        scored = result.prompt_logprobs.get(request_id, ())
+        request.prompt_logprobs += scored
+        request.num_scored += len(scored)
         if row.samples or request_id in result.vouched:
             # the finite numbers of its last token vouch for all tokens before it
-            request.num_finite = row.stop
+            request.num_finite = request.num_computed
             self.prefixes.publish(request)
-        if row.samples:
+        if is_late:
+            self.guided.note_late(request)
+        elif row.samples:
             return self._append_token(request, result)
-        if request.wants_logits and request.num_uncomputed == 0:
-            return self._finish(request, "stop")
-        return None
+        return None if request.num_uncomputed else self._finish(request, "length")
 
     def _append_token(self, request: Request, result: StepResult) -> TokenEvent:
         now = self._clock()
@@ -304,9 +320,10 @@ class Scheduler:
         token_ids = [] if is_hidden else [token_id]
         logprobs = result.logprobs.get(request.request_id)
         told = [] if is_hidden or logprobs is None else [logprobs]
-        if reason is None:
-            return TokenEvent(request.request_id, token_ids, logprobs=told)
-        return self._finish(request, reason, token_ids, told)
+        if reason is not None:
+            return self._finish(request, reason, token_ids, told)
+        self.guided.advance(request)
+        return TokenEvent(request.request_id, token_ids, logprobs=told, prompt_logprobs=_take_scores(request))
 
     def _finish(
         self, request: Request, reason: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprobs] = ()
@@ -315,7 +332,14 @@ class Scheduler:
             self.prefixes.publish_tail(request)
         self._remove(request)
         stats = request.stats(self._clock())
-        return TokenEvent(request.request_id, list(token_ids), reason, stats=stats, logprobs=list(logprobs))
+        return TokenEvent(
+            request.request_id,
+            list(token_ids),
+            reason,
+            stats=stats,
+            logprobs=list(logprobs),
+            prompt_logprobs=_take_scores(request),
+        )
 
     def _fail(self, request: Request, error: RequestError) -> TokenEvent:
         self._remove(request)
@@ -324,6 +348,7 @@ class Scheduler:
 
     def _remove(self, request: Request) -> None:
         del self._id_to_request[request.request_id]
+        self.guided.forget(request)
         if request in self.running:
             del self.running[request]
         else:
@@ -345,3 +370,11 @@ class Scheduler:
         """Let go of blocks that were held until the step had copied them."""
         self._pool.free([source for source, _ in self._draft.block_copies])
         self._draft.block_copies = []
+
+
+def _take_scores(request: Request) -> list[TokenLogprobs]:
+    """The log-probabilities of a request's prompt, once, when all of them are known."""
+    if request.is_scoring:
+        return []
+    scores, request.prompt_logprobs = request.prompt_logprobs, []
+    return scores
