@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_PENDING_S = 10.0
 """The limits of a grammar end its work long before."""
+_FREE_CPU_S, _CPU_S_PER_TOKEN = 0.5, 0.002
+"""Processor time that a request's grammar may take: so much, and so much for each token. Most take a hundredth."""
 
 
 class Outcome(NamedTuple):
@@ -101,6 +103,7 @@ class GrammarGuide:
         self._matcher: llguidance.LLMatcher | None = None
         self._words: NDArray[np.uint32] = np.zeros(0, dtype=np.uint32)
         self._num_tokens = 0
+        self._cpu_s = 0.0
         self._work: Future[Outcome] | None = None
         self._asked_at = 0.0
 
@@ -153,7 +156,22 @@ class GrammarGuide:
 
     def _ask(self, submit: Submit, work: Callable[[], Outcome]) -> None:
         self._asked_at = self._clock()
-        self._work = submit(lambda: _guard(work))
+        self._work = submit(lambda: self._guard(work))
+
+    def _guard(self, work: Callable[[], Outcome]) -> Outcome:
+        """Whatever goes wrong is an outcome: a thread has nobody to tell."""
+        began_at = time.thread_time()
+        try:
+            outcome = work()
+            self._cpu_s += time.thread_time() - began_at
+            if self._cpu_s > _FREE_CPU_S + _CPU_S_PER_TOKEN * self._num_tokens:
+                raise GrammarError("The grammar takes too much time to follow; make it simpler.")
+        except GrammarError as error:
+            return Outcome(GuideState.FAILED, error)
+        except Exception:  # noqa: BLE001 - the request ends with it, its neighbours go on
+            _log.exception("a grammar could not be followed")
+            return Outcome(GuideState.FAILED, StepFailedError())
+        return outcome
 
     def _build(self) -> Outcome:
         self._matcher = self._build_matcher()
@@ -206,14 +224,3 @@ def check_matcher(matcher: llguidance.LLMatcher) -> None:
 
 def _count_words(num_tokens: int) -> int:
     return (num_tokens + 31) // 32
-
-
-def _guard(work: Callable[[], Outcome]) -> Outcome:
-    """Whatever goes wrong is an outcome: a thread has nobody to tell."""
-    try:
-        return work()
-    except GrammarError as error:
-        return Outcome(GuideState.FAILED, error)
-    except Exception:  # noqa: BLE001 - the request ends with it, its neighbours go on
-        _log.exception("a grammar could not be followed")
-        return Outcome(GuideState.FAILED, StepFailedError())

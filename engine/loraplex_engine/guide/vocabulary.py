@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 MAX_LEXER_STATES = 50_000
 """Memory of one request's grammar: a state is one or two kB."""
-MAX_STEP_ITEMS = 10_000
-"""Of the parser for one token: some 10 ms at most. The library's own limit allows for 0.3 s and more."""
+MAX_STEP_ITEMS = 4_000
+"""Of the parser for one token: some 5 ms. Schemas of hundreds of properties need some hundred."""
 STEP_LEXER_FUEL = 200_000
 """Of the lexer for one token: about 15 ms."""
 

@@ -177,6 +177,21 @@ def test_grammar_that_is_too_ambiguous_fails_in_time_and_tells_nothing_of_the_te
     assert "⟦" not in str(guide.error)
 
 
+def test_grammar_that_takes_too_much_of_the_processor_fails(world, monkeypatch):
+    times = iter([0.0, 0.49, 1.0, 1.011, 2.0, 2.002])
+    monkeypatch.setattr(time, "thread_time", lambda: next(times))
+    guide = world.open(llguidance.LLMatcher.grammar_from_regex("[ab]*"))
+    world.advance(guide, world.allowed(guide)[-1])
+    # 0.501 s after one token, 0.503 s after two
+    assert guide.state is GuideState.READY
+    world.advance(guide, world.allowed(guide)[-1])
+    assert guide.state is GuideState.READY
+    times = iter([3.0, 3.01])
+    world.advance(guide, world.allowed(guide)[-1])
+    assert guide.state is GuideState.FAILED
+    assert "too much time" in str(guide.error)
+
+
 def test_choices_of_one_grammar_share_its_build_and_not_their_places(world):
     first, second = world.open(JSON), world.open(JSON)
     start = world.allowed(second)
