@@ -25,6 +25,12 @@ def allows(grammar: str, text: str) -> bool:
     return is_taken
 
 
+def begins(grammar: str, text: str) -> bool:
+    """Whether a text, but for a character that was cut, is the beginning of one that the grammar describes."""
+    matcher = LLMatcher(bytes_tokenizer(), grammar, log_level=0)
+    return bool(matcher.consume_tokens(list(text.removesuffix("\ufffd").encode())))
+
+
 def draw_text(grammar: str, rng: random.Random, *, max_bytes: int = 1500) -> bytes | None:
     """Return a random text of the grammar, None if it did not come to an end."""
     tokenizer = bytes_tokenizer()
