@@ -9,6 +9,7 @@ import contextlib
 import copy
 import itertools
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,9 @@ class EngineWorld:
             if not open_ids:
                 self.engine.check_integrity()
                 return events
+            if not self.engine.has_running:
+                # something is waited for: a load, or the grammar of a request
+                time.sleep(0.001)
         raise AssertionError(f"requests did not end: {open_ids}")
 
 

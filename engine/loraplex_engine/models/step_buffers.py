@@ -16,6 +16,8 @@ from loraplex_engine.core.step import PlannedRow
 _MIN_TOKENS, _MIN_REQUESTS, _MIN_BLOCKS = 64, 16, 64
 _MAX_SHAPES = 256
 
+Views = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
 
 class StepBuffers:
     """Room for one step after the other, which grows with them; what `fill` returned is valid until the next call."""
@@ -23,7 +25,7 @@ class StepBuffers:
     def __init__(self, block_size: int) -> None:
         """`block_size`: positions of one KV block."""
         self._block_size = block_size
-        self._shape_to_views: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        self._shape_to_views: dict[tuple[int, int], Views] = {}
         self._reserve_tokens(_MIN_TOKENS)
         self._reserve_requests(_MIN_REQUESTS, _MIN_BLOCKS)
 
@@ -45,7 +47,8 @@ class StepBuffers:
         else:
             self._fill_chunks(rows)
         shape = num_tokens, num_requests
-        return StepInputs(*(self._shape_to_views.get(shape) or self._view(shape)), adapters=adapters)
+        views = self._shape_to_views.get(shape) or self._view(shape)
+        return StepInputs(*views, adapters)
 
     def _fill_decoding(self, rows: Sequence[PlannedRow]) -> None:
         """Each request has one token: plain lists, since a loop of array operations would take many times as long."""
@@ -85,13 +88,16 @@ class StepBuffers:
             self._known[index], self._num_known[index] = block_ids, len(block_ids)
         return None
 
-    def _view(self, shape: tuple[int, int]) -> tuple[Tensor, ...]:
+    def _view(self, shape: tuple[int, int]) -> Views:
         """The tensors of a step of so many tokens and requests."""
         num_tokens, num_requests = shape
         if len(self._shape_to_views) >= _MAX_SHAPES:
             self._shape_to_views.clear()
+        token_ids, positions, cells = torch.from_numpy(self._tokens)[:, :num_tokens]
         views = (
-            *torch.from_numpy(self._tokens)[:, :num_tokens],
+            token_ids,
+            positions,
+            cells,
             torch.from_numpy(self._tables)[:num_requests],
             torch.from_numpy(self._query_start)[: num_requests + 1],
             torch.from_numpy(self._context_len)[:num_requests],

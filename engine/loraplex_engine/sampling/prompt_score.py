@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from loraplex_engine.core.step import PlannedRow, StepPlan
+from loraplex_engine.ops.sampling.row import Scored
 from loraplex_engine.ops.sampling.score import score_tokens
-from loraplex_engine.sampling.sampler import tell
-from loraplex_engine.wire.messages import TokenLogprobs
+from loraplex_engine.wire.messages import PromptScores, join_scores
 
 _MAX_SCORES = 1 << 22
 """Logits that are held at once."""
@@ -26,22 +26,24 @@ Logits = Callable[[list[int]], Tensor]
 
 def score_prompts(
     plan: StepPlan, compute_logits: Logits, vocab_size: int
-) -> tuple[dict[str, list[TokenLogprobs]], frozenset[str]]:
+) -> tuple[dict[str, PromptScores], frozenset[str]]:
     """Score what the step computes of prompts whose requests ask for it.
 
     Returns:
         Log-probabilities by request id, and the requests of which a row of logits was not finite.
     """
-    told: dict[str, list[TokenLogprobs]] = {}
+    told: dict[str, PromptScores] = {}
     invalid: set[str] = set()
     max_rows = max(_MIN_ROWS, _MAX_SCORES // vocab_size)
     for row, first in _find_scored(plan):
-        values = told[row.request.request_id] = []
+        parts: list[PromptScores] = []
         for begin in range(0, len(row.scored), max_rows):
             positions = row.scored[begin : begin + max_rows]
-            logits = compute_logits([first + position - row.start for position in positions])
-            if not _score(row, positions, logits, values):
+            scored = _score(row, positions, compute_logits([first + position - row.start for position in positions]))
+            parts.append(_pack(scored))
+            if torch.isnan(scored.logprobs[:, 0]).any():
                 invalid.add(row.request.request_id)
+        told[row.request.request_id] = join_scores(parts)
     return told, frozenset(invalid)
 
 
@@ -54,11 +56,14 @@ def _find_scored(plan: StepPlan) -> Iterator[tuple[PlannedRow, int]]:
         first += row.num_tokens
 
 
-def _score(row: PlannedRow, positions: range, logits: Tensor, values: list[TokenLogprobs]) -> bool:
-    """Append what some rows of logits say; False if one is not finite."""
+def _score(row: PlannedRow, positions: range, logits: Tensor) -> Scored:
+    """What the logits at some positions say of the tokens after them."""
     token_ids = row.request.prompt_ids[positions.start + 1 : positions.stop + 1]
     num_top = row.request.params.prompt_logprobs
     assert num_top is not None
-    scored = score_tokens(logits, torch.tensor(token_ids, device=logits.device), num_top)
-    values += map(tell, scored.logprobs.tolist(), scored.top_ids.tolist())
-    return not bool(torch.isnan(scored.logprobs[:, 0]).any())
+    return score_tokens(logits, torch.tensor(token_ids, device=logits.device), num_top)
+
+
+def _pack(scored: Scored) -> PromptScores:
+    top_ids = scored.top_ids.to("cpu", torch.int32)
+    return PromptScores(top_ids.shape[1], scored.logprobs.cpu().numpy().tobytes(), top_ids.numpy().tobytes())

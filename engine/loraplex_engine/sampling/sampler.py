@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loraplex_engine.core.guide import GuideState
+from loraplex_engine.core.guide import Guide, GuideState
 from loraplex_engine.core.request import Request
 from loraplex_engine.ops.sampling.choose import choose_greedy, choose_tokens
 from loraplex_engine.ops.sampling.row import NO_WORDS, SamplingRow
@@ -70,7 +70,7 @@ class Sampler:
             logprobs, top_ids = chosen.logprobs.tolist(), chosen.top_ids.tolist()
             for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
                 if row.num_top is not None and request.request_id in samples.token_ids:
-                    samples.logprobs[request.request_id] = tell(logprobs[index], top_ids[index][: row.num_top])
+                    samples.logprobs[request.request_id] = _tell(logprobs[index], top_ids[index][: row.num_top])
         return samples
 
     def _prepare(self, request: Request, vocab_size: int) -> _Prepared:
@@ -151,12 +151,16 @@ def _find_late(requests: Sequence[Request]) -> frozenset[str]:
     until = time.monotonic() + _MAX_WAIT_S
     for request in requests:
         guide = request.guide
-        if guide is None or guide.state is GuideState.READY:
+        if guide is None or _is_ready(guide):
             continue
         guide.wait(max(0.0, until - time.monotonic()))
-        if guide.state is not GuideState.READY:
+        if not _is_ready(guide):
             late.append(request.request_id)
     return frozenset(late)
+
+
+def _is_ready(guide: Guide) -> bool:
+    return guide.state is GuideState.READY
 
 
 def _collect(requests: Sequence[Request], token_ids: Sequence[int], late: frozenset[str] = frozenset()) -> Samples:
@@ -166,7 +170,7 @@ def _collect(requests: Sequence[Request], token_ids: Sequence[int], late: frozen
     return Samples(sampled, invalid, late=late - invalid)
 
 
-def tell(logprobs: Sequence[float], top_ids: Sequence[int]) -> TokenLogprobs:
+def _tell(logprobs: Sequence[float], top_ids: Sequence[int]) -> TokenLogprobs:
     """`logprobs` of the token and of the likeliest; those that cannot happen are left out."""
     top = [(token_id, value) for token_id, value in zip(top_ids, logprobs[1:], strict=False) if value > -math.inf]
     return TokenLogprobs(logprobs[0], top)

@@ -32,7 +32,7 @@ from loraplex_engine.scheduling.guided import Guided
 from loraplex_engine.scheduling.limits import Limits
 from loraplex_engine.scheduling.policy import AgeOnly, FairShare, WaitingLine, choose_victim
 from loraplex_engine.scheduling.prefixes import Prefix, Prefixes
-from loraplex_engine.wire.messages import ErrorInfo, TokenEvent, TokenLogprobs
+from loraplex_engine.wire.messages import NO_SCORES, ErrorInfo, PromptScores, TokenEvent, TokenLogprobs, join_scores
 
 
 class Scheduler:
@@ -293,9 +293,10 @@ class Scheduler:
         request.num_computed = row.stop - is_late
         if request_id in result.invalid:
             return self._fail(request, OutputInvalidError() if request.digest is not None else StepFailedError())
-        scored = result.prompt_logprobs.get(request_id, ())
-        request.prompt_logprobs += scored
-        request.num_scored += len(scored)
+        if row.scored:
+            scores = result.prompt_logprobs[request_id]
+            request.prompt_logprobs.append(scores)
+            request.num_scored += len(scores)
         if row.samples or request_id in result.vouched:
             # the finite numbers of its last token vouch for all tokens before it
             request.num_finite = request.num_computed
@@ -372,9 +373,9 @@ class Scheduler:
         self._draft.block_copies = []
 
 
-def _take_scores(request: Request) -> list[TokenLogprobs]:
+def _take_scores(request: Request) -> PromptScores:
     """The log-probabilities of a request's prompt, once, when all of them are known."""
-    if request.is_scoring:
-        return []
-    scores, request.prompt_logprobs = request.prompt_logprobs, []
-    return scores
+    if request.params.prompt_logprobs is None or request.is_scoring:
+        return NO_SCORES
+    parts, request.prompt_logprobs = request.prompt_logprobs, []
+    return join_scores(parts)

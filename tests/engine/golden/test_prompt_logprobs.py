@@ -46,7 +46,7 @@ class Case:
 def _read(events: list[TokenEvent]) -> list[TokenLogprobs]:
     assert all(not event.prompt_logprobs and event.error is None for event in events[1:])
     assert events[0].error is None
-    return events[0].prompt_logprobs
+    return list(events[0].prompt_logprobs)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -134,5 +134,5 @@ def test_an_adapter_that_overflows_fails_requests_that_only_score(case: Case, ti
         (end,) = events[request.request_id]
         assert end.error is not None
         assert end.error.code == "adapter_output_invalid"
-        assert end.prompt_logprobs == []
+        assert len(end.prompt_logprobs) == 0
     assert len(_read(events[good.request_id])) == len(rows[-1][0]) - 1

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from array import array
+
+import pytest
+
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
-from loraplex_engine.wire.messages import TokenEvent, TokenLogprobs
+from loraplex_engine.wire.messages import (
+    PromptScores,
+    TokenEvent,
+    TokenEvents,
+    TokenLogprobs,
+    decode_to_front,
+    encode,
+    join_scores,
+)
 from schedules import World, code_of, shape
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -20,7 +33,9 @@ def _step(world: World, token: int = 7) -> tuple[StepPlan, list[TokenEvent]]:
     plan = world.scheduler.schedule()
     result = StepResult(
         {row.request.request_id: token for row in plan.rows if row.samples},
-        prompt_logprobs={name: [TokenLogprobs(-float(p)) for p in where] for name, where in _scored(plan).items()},
+        prompt_logprobs={
+            name: PromptScores(0, array("f", [-p for p in where]).tobytes()) for name, where in _scored(plan).items()
+        },
         vouched=frozenset(row.request.request_id for row in plan.rows if not row.samples),
     )
     events = world.scheduler.update(plan, result)
@@ -49,7 +64,7 @@ def test_prompt_of_one_token_has_nothing_to_score() -> None:
     world = World()
     world.request("r", [5], prompt_logprobs=2)
     plan, (event,) = _step(world)
-    assert (_scored(plan), event.token_ids, event.prompt_logprobs) == ({}, [7], [])
+    assert (_scored(plan), event.token_ids, list(event.prompt_logprobs)) == ({}, [7], [])
 
 
 def test_request_without_tokens_ends_with_its_prompt() -> None:
@@ -125,3 +140,28 @@ def test_request_that_is_preempted_after_its_first_token_is_scored_and_told_once
     told = _finish(world, young)
     assert young.preemptions > 0
     assert told == [list(range(7)), *[[]] * 7]
+
+
+def test_scores_pass_the_wire_packed_and_are_read_one_by_one() -> None:
+    parts = [PromptScores(2, array("f", values).tobytes(), array("i", ids).tobytes()) for values, ids in _PARTS]
+    event = TokenEvent("r", [7], prompt_logprobs=join_scores(parts))
+    found = decode_to_front(encode(TokenEvents([event])))
+    assert isinstance(found, TokenEvents)
+    scores = found.events[0].prompt_logprobs
+    assert list(scores) == [
+        TokenLogprobs(-0.5, [(9, -0.25), (1, -0.5)]),
+        TokenLogprobs(-math.inf, [(3, -0.125)]),
+        TokenLogprobs(-2.0, [(5, -1.0), (4, -1.5)]),
+    ]
+    assert len(scores) == 3
+    with pytest.raises(IndexError):
+        scores[3]
+    plain = decode_to_front(encode(TokenEvents([TokenEvent("r", [7])])))
+    assert isinstance(plain, TokenEvents)
+    assert len(plain.events[0].prompt_logprobs) == 0
+
+
+_PARTS = [
+    ([-0.5, -0.25, -0.5, -math.inf, -0.125, -math.inf], [9, 1, 3, 0]),
+    ([-2.0, -1.0, -1.5], [5, 4]),
+]
