@@ -12,8 +12,11 @@
 namespace loraplex {
 
 constexpr int64_t kRowsPerTask = 8;
-constexpr int64_t kRanksPerTask = 8;
-constexpr int64_t kColumnsPerTask = 256;
+constexpr int64_t kRanksPerTask = 16;
+constexpr int64_t kColumnsPerTask = 288;
+constexpr int64_t kColumnUnit = 32;           // pieces of columns are multiples of it
+constexpr int64_t kManyRanks = 32;            // from which B is asked for ahead within the task itself,
+constexpr int64_t kRanksAhead = 20;           // by so many of its rows
 constexpr int64_t kParallelProducts = 65536;  // products from which a second thread pays
 constexpr int64_t kLinearColumns = 16;        // of the plain linear, per task
 
@@ -52,6 +55,8 @@ struct LoraTask {
   const char* first() const { return num_ranks > 0 ? a : b; }
 };
 
+inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
 struct LoraPlan {
   std::vector<LoraTask> tasks, late;  // `late` tasks read ranks that others compute
   int64_t products = 0;
@@ -68,8 +73,11 @@ struct LoraPlan {
       tasks.push_back(part);
     }
     part.num_ranks = 0;
-    for (int64_t begin = 0; l.expands && begin < whole.num_columns; begin += kColumnsPerTask) {
-      part.num_columns = std::min(whole.num_columns - begin, kColumnsPerTask);
+    // as many pieces for each thread
+    const int64_t rounds = rounded_up(whole.num_columns, kColumnsPerTask * num_threads) / (kColumnsPerTask * num_threads);
+    const int64_t width = rounded_up((whole.num_columns - 1) / (rounds * num_threads) + 1, kColumnUnit);
+    for (int64_t begin = 0; l.expands && begin < whole.num_columns; begin += width) {
+      part.num_columns = std::min(whole.num_columns - begin, width);
       part.b = whole.b + begin * l.element_bytes;
       part.g = whole.g ? whole.g + begin : nullptr;
       part.c = whole.c ? whole.c + begin : nullptr;
@@ -239,6 +247,7 @@ inline void expand_from(const LoraTask& task, const float* v, int64_t v_stride, 
 template <class T, int R>
 inline void expand_rows(const LoraLaunch& l, const LoraTask& task, const float* v, int64_t row, T* y, int64_t ahead) {
   constexpr int kSums = R == 3 ? 4 : 16 / R;  // vectors of sums per row: half of the registers of AVX-512
+  if (task.rank >= kManyRanks) ahead = kRanksAhead * task.b_stride * sizeof(T);
   T* outputs[R];
   for (int r = 0; r < R; ++r) outputs[r] = y + l.rows[row + r] * l.out_features + task.y_column;
   expand_from<T, R, kSums / Wide<T>::kVecs>(task, v + row * l.width() + task.v_slice, l.width(), outputs, 0, ahead);
