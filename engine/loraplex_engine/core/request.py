@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from loraplex_engine.core.guide import Guide
-from loraplex_engine.wire.messages import RequestStats, SamplingParams, TokenLogprobs
+from loraplex_engine.wire.messages import PromptScores, RequestStats, SamplingParams
 
 NO_SLOT = -1
 """Slot of rows that use the base alone."""
@@ -48,8 +48,8 @@ class Request:
     """Prompt tokens that it did not have to compute, since others had."""
     num_scored: int = 0
     """Prompt tokens, the first excepted, whose log-probabilities are known, where it asks for them."""
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Those that no event has told yet."""
+    prompt_logprobs: list[PromptScores] = field(default_factory=list)
+    """Those that no event has told yet, part by part."""
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     """Chain hashes of its full blocks, as far as they were needed."""

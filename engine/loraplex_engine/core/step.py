@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex_engine.core.request import Request
-from loraplex_engine.wire.messages import TokenEvent, TokenLogprobs
+from loraplex_engine.wire.messages import PromptScores, TokenEvent, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ class StepResult:
     """Seconds of the forward pass, the head and the choice of tokens; what else a step takes is the host's."""
     logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
     """Of the tokens in `sampled` whose requests asked for them."""
-    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, PromptScores] = field(default_factory=dict)
     """Of the prompt tokens that follow the positions which `PlannedRow.scored` names."""
     late: frozenset[str] = frozenset()
     """Requests that got no token, since their guides were not done; their last position is to be computed again."""
