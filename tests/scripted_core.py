@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,10 +61,13 @@ def build_logprobs(num_top: int | None, token: int, count: int) -> list[wire.Tok
     return [wire.TokenLogprobs(-1.0 - count, likely[:num_top])]
 
 
-def build_prompt_logprobs(num_top: int | None, ids: list[int]) -> list[wire.TokenLogprobs]:
+def build_prompt_logprobs(num_top: int | None, ids: list[int]) -> wire.PromptScores:
     """What a core says of a prompt: of all its tokens but the first."""
     pairs = enumerate(ids[1:])
-    return [found for count, token in pairs for found in build_logprobs(num_top, token, count)]
+    found = [told for count, token in pairs for told in build_logprobs(num_top, token, count)]
+    values = array("f", [value for told in found for value in (told.logprob, *(value for _, value in told.top))])
+    top_ids = array("i", [token for told in found for token, _ in told.top])
+    return wire.PromptScores(num_top or 0, values.tobytes(), top_ids.tobytes())
 
 
 class ScriptedCore:
@@ -153,20 +157,20 @@ class ScriptedCore:
         # the EOS token is counted and has no text
         num_tokens = request.params.max_tokens if is_long else len(ids) + 1
         is_unscored = num_tokens == 0 or not ids
-        scores = build_prompt_logprobs(request.params.prompt_logprobs, request.prompt_ids) if is_unscored else []
+        scores = build_prompt_logprobs(request.params.prompt_logprobs, request.prompt_ids) if is_unscored else None
         await self._end(request.request_id, "length" if is_long else "stop", self._stats(request, num_tokens), scores)
         await self._settle_drains()
 
     async def _token(self, request: wire.AddRequest, token: int, count: int) -> None:
         logprobs = build_logprobs(request.params.logprobs, token, count)
-        scores = [] if count else build_prompt_logprobs(request.params.prompt_logprobs, request.prompt_ids)
+        scores = wire.NO_SCORES if count else build_prompt_logprobs(request.params.prompt_logprobs, request.prompt_ids)
         event = wire.TokenEvent(request.request_id, [token], logprobs=logprobs, prompt_logprobs=scores)
         await self.say(wire.TokenEvents([event]))
 
     async def _end(
-        self, request_id: str, finish: str, stats: wire.RequestStats, scores: list[wire.TokenLogprobs] | None = None
+        self, request_id: str, finish: str, stats: wire.RequestStats, scores: wire.PromptScores | None = None
     ) -> None:
-        event = wire.TokenEvent(request_id, [], finish, None, stats, prompt_logprobs=scores or [])
+        event = wire.TokenEvent(request_id, [], finish, None, stats, prompt_logprobs=scores or wire.NO_SCORES)
         await self.say(wire.TokenEvents([event]))
 
     async def _fail(self, request: wire.AddRequest, error: wire.ErrorInfo, count: int) -> None:

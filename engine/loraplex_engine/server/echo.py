@@ -16,7 +16,7 @@ from loraplex_engine.server.detokenizer import Detokenizer
 from loraplex_engine.server.logprob import Entry, LogprobWriter, write_prompt_position
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.token_table import TokenTable
-from loraplex_engine.wire.messages import TokenLogprobs
+from loraplex_engine.wire.messages import NO_SCORES, PromptScores, TokenLogprobs
 
 # positions between two pauses, and in one event of a stream
 SLICE = 128
@@ -46,11 +46,11 @@ class PromptPart:
         self.ids = ids
         self.text = text
         self.starts = starts
-        self.scores: Sequence[TokenLogprobs] = ()
+        self.scores = NO_SCORES
         self.is_ready = not has_scores
         self._is_text = is_text
 
-    def take(self, scores: Sequence[TokenLogprobs]) -> None:
+    def take(self, scores: PromptScores) -> None:
         """Note the scores of all tokens but the first; only the first call counts."""
         if not self.is_ready:
             self.scores, self.is_ready = scores, True
