@@ -21,6 +21,7 @@ from loraplex_registry.peft.errors import JsonError
 from loraplex_registry.peft.strict_json import parse_json
 
 _MAX_NAME_CHARS = 64
+_MANY_MESSAGES, _LONG_ARGUMENTS = 256, 1 << 14
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -43,6 +44,12 @@ class ChatInput(msgspec.Struct, frozen=True):
             request.continue_final_message,
             request.chat_template_kwargs,
         )
+
+
+def is_large(chat: ChatInput) -> bool:
+    """Whether building this chat may take longer than an event loop has time."""
+    calls = (call for message in chat.messages for call in message.tool_calls or ())
+    return len(chat.messages) > _MANY_MESSAGES or sum(len(call.function.arguments) for call in calls) > _LONG_ARGUMENTS
 
 
 def build_chat(chat: ChatInput, facts: TemplateFacts, special_tokens: Mapping[str, str]) -> Chat:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from loraplex_engine.errors import ContextLengthError, InvalidRequestError
-from loraplex_engine.server.chat_input import ChatInput, build_chat
+from loraplex_engine.server.chat_input import ChatInput, build_chat, is_large
 from loraplex_engine.server.echo import PromptPart, read_echo
 from loraplex_engine.server.template import Template
 from loraplex_engine.server.tokenizer import Tokenizer
@@ -45,7 +45,8 @@ class PromptReader:
             InvalidRequestError: The template refuses the chat, or it is surely too long.
             NotReadyError: There was no place to render it in time.
         """
-        built = build_chat(chat, template.facts, template.special_tokens)
+        build = partial(build_chat, chat, template.facts, template.special_tokens)
+        built = await asyncio.to_thread(build) if is_large(chat) else build()
         pieces = await template.render(built, tenant_id=tenant_id)
         text = "".join(piece or "" for piece in pieces)
         self._check_bound(text, max_model_len, "messages")

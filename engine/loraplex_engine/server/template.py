@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
 from loraplex_engine.server.chat_template import Chat, ChatTemplate
 from loraplex_engine.server.control_token import Marks, count_chars, has_control
 from loraplex_engine.server.sandbox.client import Sandbox
@@ -9,6 +14,8 @@ from loraplex_engine.server.sandbox.task import RenderTask
 from loraplex_engine.server.template_facts import TemplateFacts
 from loraplex_engine.server.tokenizer import Tokenizer
 
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 # what a template of the base does in a millisecond or two
 _MAX_MESSAGES_HERE, _MAX_CHARS_HERE = 64, 1 << 16
 
@@ -59,21 +66,28 @@ class Template:
             InvalidRequestError: The template refuses the chat, or takes too much.
             NotReadyError: The sandbox had no place in time.
         """
-        if not has_control(chat, self._control):
-            return [await self._render(chat, tenant_id)]
-        marks = Marks(chat, self.source, self._control)
-        plain = await self._render(chat, tenant_id)
-        first = await self._render(marks.mark(chat), tenant_id)
-        if marks.strip(first) != plain:
-            text = await self._render(marks.mark(chat, self._special, but="assistant"), tenant_id)
-            if marks.strip(text) == plain:
-                return marks.split(text)
-        return marks.split(first)
-
-    async def _render(self, chat: Chat, tenant_id: str) -> str:
-        # options may be anything, and a template may count with them
         is_small = len(chat.messages) <= _MAX_MESSAGES_HERE and count_chars(chat) <= _MAX_CHARS_HERE
+        run = _run_here if is_small else asyncio.to_thread
+        if not await run(has_control, chat, self._control):
+            return [await self._write(chat, tenant_id, is_small=is_small)]
+        marks = await run(Marks, chat, self.source, self._control)
+        plain = await self._write(chat, tenant_id, is_small=is_small)
+        first = await self._write(await run(marks.mark, chat), tenant_id, is_small=is_small)
+        if await run(marks.strip, first) != plain:
+            less = await run(partial(marks.mark, chat, self._special, but="assistant"))
+            text = await self._write(less, tenant_id, is_small=is_small)
+            if await run(marks.strip, text) == plain:
+                return await run(marks.split, text)
+        return await run(marks.split, first)
+
+    async def _write(self, chat: Chat, tenant_id: str, *, is_small: bool) -> str:
+        # options may be anything, and a template may count with them
         if self._here is not None and is_small and not chat.options:
             return self._here.render(chat)
         task = RenderTask(self._code, chat, self.special_tokens)
         return await self._sandbox.render(task, tenant_id=tenant_id)
+
+
+async def _run_here(work: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+    """Do at once what takes no time; `asyncio.to_thread` does the rest."""
+    return work(*args, **kwargs)

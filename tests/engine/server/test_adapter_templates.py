@@ -97,8 +97,8 @@ async def test_a_hostile_template_is_a_refusal_and_others_go_on(tmp_path: Path, 
             with pytest.raises(InvalidRequestError) as refusal:
                 await reader.ids(CHAT, digest(1))
             assert refusal.value.param == "messages"
-            # twice what is promised, since a machine that runs tests has other things to do
-            assert time.monotonic() - began_at < 2
+            # a second on an idle machine; one that runs tests has other things to do
+            assert time.monotonic() - began_at < 5
         assert await reader.ids(CHAT, digest(2)) == good
 
 

@@ -75,8 +75,8 @@ async def test_a_hostile_template_is_refused_within_a_second(sandbox: Sandbox, n
         with pytest.raises(InvalidRequestError) as caught:
             await render(sandbox, HOSTILE[name])
         assert caught.value.param == "messages"
-    # twice, since a machine that runs tests has other things to do
-    assert time.monotonic() - began_at < 2
+    # a second on an idle machine; one that runs tests has other things to do
+    assert time.monotonic() - began_at < 5
     assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
     assert sandbox.num_starts == 1
 
@@ -94,12 +94,11 @@ async def test_a_task_of_a_tenant_that_wastes_time_does_not_hold_up_another(sand
     await render(sandbox, SIMPLE)
     wasted = [asyncio.create_task(render(sandbox, HOSTILE["loop"], tenant_id="a")) for _ in range(4)]
     await asyncio.sleep(0.05)
-    began_at = time.monotonic()
     await render(sandbox, SIMPLE, tenant_id="b")
-    taken_s = time.monotonic() - began_at
+    num_ended = sum(task.done() for task in wasted)
     for result in await asyncio.gather(*wasted, return_exceptions=True):
         assert isinstance(result, (InvalidRequestError, NotReadyError))
-    assert taken_s < 0.5
+    assert num_ended < len(wasted)
 
 
 @pytest.mark.parametrize("is_group", [True, False])
@@ -114,23 +113,25 @@ async def test_a_process_that_was_killed_is_replaced_unseen(sandbox: Sandbox, is
 async def test_a_process_that_is_stopped_is_ended_in_bounded_time(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraplex_engine.server.sandbox.client._START_S", 0.3)
-    await render_slowly(sandbox)
+    await render(sandbox, SIMPLE)
     assert sandbox.pid is not None
     os.kill(sandbox.pid, signal.SIGSTOP)
-    with pytest.raises(NotReadyError):
-        await render(sandbox, SIMPLE)
-    assert await render_slowly(sandbox) == "<s>user: Hi \U0001fae0\n"
+    with monkeypatch.context() as patch:
+        patch.setattr("loraplex_engine.server.sandbox.client._START_S", 0.3)
+        with pytest.raises(NotReadyError):
+            await render(sandbox, SIMPLE)
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
 
 
-async def render_slowly(sandbox: Sandbox) -> str:
-    """Render while the process may still be on its way up."""
-    for _ in range(50):
-        try:
-            return await render(sandbox, SIMPLE)
-        except NotReadyError:
-            await asyncio.sleep(0)
-    raise AssertionError("it never started")
+async def test_a_machine_that_starts_no_process_is_busy_not_broken(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/nowhere/python")
+        sandbox.start()
+        with pytest.raises(NotReadyError):
+            await render(sandbox, SIMPLE)
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
 
 
 async def test_a_caller_that_goes_away_leaves_its_place(sandbox: Sandbox) -> None:

@@ -58,17 +58,25 @@ class Sandbox:
         ours, theirs = socket.socketpair()
         ours.settimeout(0)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-m", "loraplex_engine.server.sandbox.process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
-                | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-                # so that its tasks can be ended with it
-                start_new_session=True,
-            )
+            try:
+                self._process = self._spawn(theirs.fileno())
+            except OSError as error:
+                _log.error("the sandbox's process cannot be started: %s", error)
+                ours.close()
+                return
         self._control = ours
         self.num_starts += 1
+
+    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+        kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "loraplex_engine.server.sandbox.process", str(descriptor)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            env=kept | {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            # so that its tasks can be ended with it
+            start_new_session=True,
+        )
 
     def close(self) -> None:
         """End the process and what it runs."""
@@ -138,7 +146,8 @@ class Sandbox:
     def _open(self) -> socket.socket | None:
         """Return our end of a new task's socket; None if the process did not take the other one."""
         self.start()
-        assert self._control is not None
+        if self._control is None:
+            return None
         ours, theirs = socket.socketpair()
         ours.settimeout(0)
         with theirs:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 MAX_CPU_S = 0.25
 MAX_REGEX_CPU_S = 0.1
-MAX_WALL_S = 2.0
+MAX_WALL_S = 5.0
+"""For what waits instead of working, and for machines that have no time."""
 MAX_MEMORY_BYTES = 512 << 20
 """Address space beyond what the process has at its start."""
 _PR_SET_PDEATHSIG = 1
