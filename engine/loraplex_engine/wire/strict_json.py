@@ -17,6 +17,8 @@ MAX_VALUES = 1 << 18
 # one that does not end goes to the end, or each quote in it would be tried anew
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _SHORTEST_STRING = len('""')
+# a pair of an object takes as long to make as so many numbers
+_PAIR_VALUES = 4
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 def _count_values(body: bytes) -> int:
     """Return an upper bound: each value but the first of its list stands behind a comma, each first in brackets."""
-    return body.count(b",") + body.count(b"[") + body.count(b"{") + 1
+    num_values = body.count(b",") + body.count(b"[") + body.count(b"{") + 1
+    return num_values + (_PAIR_VALUES - 1) * body.count(b":")
 
 
 def _drop_strings(body: bytes) -> bytes:

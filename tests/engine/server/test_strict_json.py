@@ -61,15 +61,22 @@ def test_more_values_than_a_body_may_hold_are_refused_before_they_are_made(value
         decode_object(b'{"a":[' + b",".join([values] * TOO_MANY) + b"]}")
 
 
-@pytest.mark.parametrize("text", [b"[,", b'\\",{', b"\\\\,,"])
+@pytest.mark.parametrize("text", [b"[,", b'\\",{', b"\\\\,,", b"::"])
 def test_what_looks_like_values_in_a_text_is_not_counted(text: bytes) -> None:
     assert len(decode_object(b'{"a":"' + text * TOO_MANY + b'"}')["a"]) >= TOO_MANY
 
 
+def test_pairs_count_four_times_as_much_as_other_values() -> None:
+    pairs = [b'"%d":1' % index for index in range(MAX_VALUES // 4)]
+    with pytest.raises(PayloadTooLargeError):
+        decode_object(b'{"a":{' + b",".join(pairs) + b"}}")
+    assert len(decode_object(b'{"a":{' + b",".join(pairs[2:]) + b"}}")["a"]) == len(pairs) - 2
+
+
 def test_as_many_values_as_a_body_may_hold_are_read() -> None:
-    # the body, the list and what is in it
-    body = b'{"a":[' + b",".join([b"1"] * (MAX_VALUES - 3)) + b"]}"
-    assert len(decode_object(body)["a"]) == MAX_VALUES - 3
+    # the body, its pair, the list and what is in it
+    body = b'{"a":[' + b",".join([b"1"] * (MAX_VALUES - 6)) + b"]}"
+    assert len(decode_object(body)["a"]) == MAX_VALUES - 6
 
 
 @pytest.mark.parametrize("end", [b"", b"\\", b'"', b"\\\\"])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex_registry.peft.errors import JsonError
-from loraplex_registry.peft.strict_json import MAX_DEPTH, parse_json
+from loraplex_registry.peft.strict_json import MAX_DEPTH, check_values, parse_json
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("ab é😀"),
@@ -57,4 +57,19 @@ def test_ordinary_json_reads_as_the_standard_library_reads_it(value: object) -> 
 @given(st.binary(max_size=200) | st.text('{}[]",:\\u0dnull-1e+ \x00').map(str.encode))
 def test_any_bytes_parse_or_raise_the_module_s_own_error(data: bytes) -> None:
     with contextlib.suppress(JsonError):
-        assert parse_json(data) == json.loads(data)
+        found = parse_json(data)
+        assert found == json.loads(data)
+        check_values(found)
+
+
+@pytest.mark.parametrize("content", [b"", b"1", b'"\\n"'])
+@pytest.mark.parametrize("depth", range(MAX_DEPTH - 2, MAX_DEPTH + 2))
+def test_depth_is_judged_by_the_values_however_it_is_found_out(depth: int, content: bytes) -> None:
+    data = b"[" * depth + content + b"]" * depth
+    try:
+        parse_json(data)
+    except JsonError:
+        with pytest.raises(JsonError):
+            check_values(json.loads(data))
+    else:
+        check_values(json.loads(data))
