@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from loraplex_engine.errors import InvalidRequestError
@@ -24,6 +26,7 @@ _MAX_REASON_CHARS = 300
 # of processor time, of which the sandbox gives a task 250 ms
 _MAX_LOCATING_S = 0.05
 _NUM_TRIAL_BYTES = 16
+_STACK_BYTES = 1 << 20
 # what the grammar library accepts and a server cannot do: it would have to take tokens back, or to change the sampling
 _RULE_OPTIONS = re.compile(r"^\s*[?!]?[A-Za-z_][\w-]*\s*\[[^\]]*\b(temperature|stop|max_tokens)\s*=", re.MULTILINE)
 # of the library's errors: what it was doing
@@ -160,7 +163,20 @@ def _locate(schema: Schema, part: JsonSchema, reason: str) -> tuple[str, str]:
 
 
 def _find_fault(grammar: str) -> str | None:
-    """Compile a grammar, follow it some bytes within the core's limits and return what is wrong, None if nothing."""
+    """Compile a grammar, follow it some bytes within the core's limits and return what is wrong, None if nothing.
+
+    The library goes as deep as the grammar does, and a stack that is too small ends the process: this one, which is
+    there for it, and by a stack smaller than any thread of the core has.
+    """
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_try_grammar, grammar).result()
+    finally:
+        threading.stack_size(before)
+
+
+def _try_grammar(grammar: str) -> str | None:
     from llguidance import LLMatcher
 
     from loraplex_engine.guide.vocabulary import build_limits

@@ -14,6 +14,8 @@ from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.constraint.schema import MAX_PATTERN_CHARS
 from loraplex_engine.server.constraint.task import ChoiceTask, GrammarTask, JsonSchema, LarkTask, RegexTask, SchemaTask
 from loraplex_engine.wire.openai import ResponseFormat, SamplingFields
+from loraplex_registry.peft.errors import JsonError
+from loraplex_registry.peft.strict_json import parse_json
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_GRAMMAR_CHARS = 32 * 1024
@@ -105,9 +107,9 @@ def _json_task(schema: Any, where: str, param: str) -> GrammarTask | None:
         if len(schema) > MAX_SCHEMA_BYTES:
             raise InvalidRequestError(f"`{where}` may have {MAX_SCHEMA_BYTES} bytes of JSON.", param=param)
         try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidRequestError(f"`{where}` is not JSON: {error}.", param=param) from error
+            schema = parse_json(schema.encode())
+        except JsonError as error:
+            raise InvalidRequestError(f"`{where}` is not strict JSON: {error}.", param=param) from error
     if not isinstance(schema, dict):
         raise InvalidRequestError(f"`{where}` must be a schema: a JSON object.", param=param)
     return _schema_task(schema, where, param)

@@ -130,6 +130,8 @@ def _check_value(name: str, value: Any, where: str, *, has_old_bounds: bool) -> 
 
 
 def _check_list(name: str, value: Any, where: str) -> None:
+    if name in ("const", "enum") and not _is_exact(value):
+        raise _FaultError(f"`{where}` holds a number beyond 2^53, which would be rounded.")
     if name == "enum" and not (isinstance(value, list) and 1 <= len(value) <= MAX_ENUM_VALUES):
         raise _FaultError(f"`{where}` must be a list of 1 to {MAX_ENUM_VALUES} values.")
     if name == "required" and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
@@ -138,6 +140,13 @@ def _check_list(name: str, value: Any, where: str) -> None:
         types = value if isinstance(value, list) and value else [value]
         if not all(isinstance(one, str) and one in keyword.TYPES for one in types):
             raise _FaultError(f"`{where}` must be one or several of {', '.join(sorted(keyword.TYPES))}.")
+
+
+def _is_exact(value: Any) -> bool:
+    """Whether the grammar library keeps all numbers in a value as they are; far below, it even ends its process."""
+    if isinstance(value, dict | list):
+        return all(map(_is_exact, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool) or not isinstance(value, int | float) or abs(value) <= _LARGEST_BOUND
 
 
 def _check_count(value: Any, where: str) -> None:

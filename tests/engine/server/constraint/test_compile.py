@@ -131,6 +131,8 @@ BOMBS: dict[str, GrammarTask] = {
         ),
     ),
     "long GBNF": LarkTask("p", "root ::= " + "(" * 5000),
+    "a number that ends the process": LarkTask("p", 'start: %json {"type": "integer", "enum": [-1e19]}'),
+    "deep rules": LarkTask("p", "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(2500)) + '\nr2500: "a"'),
     "regex": RegexTask("p", r"((((((a{1,99}){1,99}){1,99}b?){1,99}c?){1,99}d?){1,99}.*x.{200}y)*"),
 }
 

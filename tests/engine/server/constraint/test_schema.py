@@ -101,6 +101,9 @@ def test_keyword_that_is_not_enforced_is_refused_with_its_place(name: str) -> No
         ),
         ({"properties": {"a\n": {"not": {}}}}, '`where.properties["a\\n"].not`: this keyword'),
         ({"const": 1, "type": "string"}, "Unsatisfiable"),
+        ({"enum": [{"a": [2**53 + 1]}]}, "`where.enum` holds a number beyond 2^53"),
+        ({"type": "integer", "enum": [-1e19]}, "`where.enum` holds a number beyond 2^53"),
+        ({"const": -(2**63)}, "`where.const` holds a number beyond 2^53"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(schema: Any, message: str) -> None:
@@ -190,6 +193,7 @@ def test_schema_that_no_finite_value_matches_is_refused(schema: Any) -> None:
         ),
         ({"const": {"a": [1, None, "ü\n"]}}, ['{"a":[1,null,"ü\\n"]}'], ['{"a":[]}']),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": INTEGER}, "$ref": "#/$defs/a"}, ["1"], ['"1"']),
+        ({"enum": [2**53, 1 - 2**53]}, ["9007199254740992", "-9007199254740991"], ["9007199254740991"]),
         ({"type": "string", "maxLength": 2}, ['"é🙂"'], ['"abc"', '"a\n"']),
     ],
 )
