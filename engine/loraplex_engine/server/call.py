@@ -30,7 +30,7 @@ DEFAULT_DEADLINE_S, MAX_DEADLINE_S = 600.0, 3600.0
 PLATFORM_TENANT = "platform"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 # headers of the identity contract that are not built, with the values that change nothing
-_NEUTRAL_HEADERS = {"x-loraplex-weight": ("1", "1.0"), "x-loraplex-cache-salt": ()}
+_NEUTRAL_HEADERS = {"x-loraplex-weight": ("1", "1.0")}
 _PRIORITY = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -44,6 +44,8 @@ class Caller(msgspec.Struct, frozen=True):
     """Lower goes first."""
     echo_model: str | None
     wants_done: bool
+    cache_salt: str = ""
+    """Beside the client's own."""
 
 
 async def read_json(request: Request[Any, Any, Any]) -> dict[str, Any]:
@@ -101,6 +103,7 @@ def read_caller(headers: Mapping[str, str], identity: Identity) -> Caller:
         priority=_read_priority(headers),
         echo_model=headers.get(private.ECHO_MODEL),
         wants_done=headers.get(private.DONE) == "1",
+        cache_salt=headers.get(private.CACHE_SALT, ""),
     )
 
 

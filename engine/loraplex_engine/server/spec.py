@@ -79,7 +79,8 @@ def build_spec(
         deadline_s=caller.deadline_s,
         priority=caller.priority,
         prompt_param=param,
-        cache_salt=request.cache_salt,
+        # neither can hold the NUL
+        cache_salt=f"{caller.cache_salt}\0{request.cache_salt}" if caller.cache_salt else request.cache_salt,
     )
 
 

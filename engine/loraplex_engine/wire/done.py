@@ -12,6 +12,7 @@ REQUEST_ID = "x-loraplex-request-id"
 TENANT_ID = "x-loraplex-tenant-id"
 DEADLINE_MS = "x-loraplex-deadline-ms"
 PRIORITY = "x-loraplex-priority"
+CACHE_SALT = "x-loraplex-cache-salt"
 ECHO_MODEL = "x-loraplex-echo-model"
 TIMEOUT = "x-request-timeout"
 # `1` asks for the done event (streams) or the done header (everything else)

@@ -19,12 +19,9 @@ MAX_STOP_CHARS = 128
 MAX_METADATA = 16
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20
-MAX_TOOLS = 128
 MAX_CALLS = 128
 """Tool calls of one message in a conversation."""
 MAX_SALT_CHARS = 256
-MAX_TEMPLATE_OPTIONS = 32
-"""Of `chat_template_kwargs`."""
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):

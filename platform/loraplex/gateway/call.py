@@ -67,6 +67,8 @@ def _check_type(given: dict[str, Any], name: str, expected: type) -> None:
 def _read_tags(metadata: Any) -> dict[str, str] | None:
     if metadata is None:
         return None
+    if isinstance(metadata, dict):
+        metadata = {name: value for name, value in metadata.items() if value is not None}
     is_valid = (
         isinstance(metadata, dict)
         and len(metadata) <= _MAX_TAGS

@@ -55,6 +55,7 @@ NEUTRAL: list[tuple[str, Any]] = [
     ("seed", -5),
     ("stop", "x" * 128),
     ("cache_salt", "x" * 256),
+    ("prompt_logprobs", 20),
 ]
 
 
@@ -80,7 +81,8 @@ def test_a_value_at_its_limit_or_of_no_effect_is_accepted(
     [
         ("store", True),
         ("service_tier", "flex"),
-        ("guided_json", {}),
+        ("guided_decoding_backend", "x"),
+        ("logits_processors", []),
         ("audio", {}),
         ("prediction", {}),
     ],
@@ -94,9 +96,6 @@ def test_what_is_not_built_is_refused_by_name(read: Any, good: dict[str, Any], n
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{}]),
-        ("tool_choice", "auto"),
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["audio"]),
         ("reasoning_effort", "low"),
         ("functions", [{}]),
@@ -182,6 +181,90 @@ def test_a_completion_s_logprobs_are_a_number_to_20(value: Any) -> None:
         read_completion(PROMPT | {"logprobs": value})
     assert refusal.value.param == "logprobs"
     assert [read_completion(PROMPT | {"logprobs": number}).logprobs for number in (0, 20, None)] == [0, 20, None]
+
+
+def test_only_an_echoed_prompt_may_be_an_answer_of_no_tokens() -> None:
+    assert read_completion(PROMPT | {"echo": True, "max_tokens": 0}).max_tokens == 0
+    for fields in ({"max_tokens": 0}, {"max_tokens": 0, "echo": False}, {"max_tokens": -1, "echo": True}):
+        with pytest.raises(InvalidRequestError) as refusal:
+            read_completion(PROMPT | fields)
+        assert refusal.value.param == "max_tokens"
+    with pytest.raises(UnsupportedParameterError) as unsupported:
+        read_chat(CHAT | {"echo": True})
+    assert unsupported.value.param == "echo"
+
+
+WRONG_TYPES: list[tuple[str, Any]] = [
+    ("response_format", "json"),
+    ("response_format", {"type": "json_schema", "json_schema": {"schema": {}}}),
+    ("response_format", {"type": "text", "foo": 1}),
+    ("guided_json", 5),
+    ("guided_regex", []),
+    ("guided_choice", "a"),
+    ("guided_choice", [1]),
+    ("guided_grammar", {}),
+    ("structured_outputs", []),
+    ("structured_outputs", {"foo": 1}),
+]
+
+
+@pytest.mark.parametrize(("read", "good"), BOTH)
+@pytest.mark.parametrize(("name", "value"), WRONG_TYPES)
+def test_a_constraint_of_a_wrong_type_is_refused_by_name(
+    read: Any, good: dict[str, Any], name: str, value: Any
+) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read(good | {name: value})
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tools", "x"),
+        ("tools", [{}]),
+        ("tools", [{"type": "custom", "custom": {"name": "x"}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "strict": "yes"}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "foo": 1}}]),
+        ("tool_choice", "sometimes"),
+        ("tool_choice", {"type": "function"}),
+        ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
+        ("parallel_tool_calls", 1),
+        ("add_generation_prompt", "yes"),
+        ("continue_final_message", 1),
+        ("chat_template_kwargs", []),
+    ],
+)
+def test_what_only_chats_have_is_refused_by_name_where_its_type_is_wrong(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {name: value})
+    assert refusal.value.param == name
+    with pytest.raises(UnsupportedParameterError) as unsupported:
+        read_completion(PROMPT | {name: value})
+    assert unsupported.value.param == name
+
+
+def test_nulls_within_objects_are_absent_but_not_within_schemas() -> None:
+    schema = {"enum": [None, 1], "default": None}
+    function = {"name": "f", "description": None, "strict": None, "parameters": schema}
+    request = read_chat(
+        CHAT
+        | {
+            "tools": [{"type": "function", "function": function}],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": None}},
+            "structured_outputs": {"regex": None, "json": schema},
+            "stream": True,
+            "stream_options": {"include_usage": None},
+            "metadata": {"a": None},
+        }
+    )
+    assert request.tools[0].function.parameters == schema
+    assert request.response_format is not None
+    assert request.response_format.json_schema is not None
+    assert request.response_format.json_schema.schema == schema
+    assert request.structured_outputs is not None
+    assert request.structured_outputs.json == schema
+    assert request.metadata == {}
 
 
 def test_best_of_as_many_as_are_returned_changes_nothing() -> None:

@@ -32,6 +32,7 @@ def test_fields_pass_as_they_came_with_the_model_replaced() -> None:
 
 
 def test_null_is_absent() -> None:
+    assert parse(metadata={"a": None, "b": "c"}).tags == {"b": "c"}
     call = parse(stream=None, max_tokens=None, n=None, metadata=None, user=None)
     assert (call.is_stream, call.tags, call.canary_key) == (False, None, None)
 

@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from loraplex_engine.errors import InvalidRequestError, UnsupportedParameterError
+from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.field.convert import convert
 from loraplex_engine.server.field.message import check_messages, with_messages
 from loraplex_engine.server.field.sampling import check_sampling
 from loraplex_engine.server.field.table import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_TOKENIZE
 from loraplex_engine.wire.openai import ChatRequest, CompletionRequest, TokenizeRequest
-
-# fields that the types have and nobody honours yet, with the values that change nothing
-# fmt: off
-_UNWIRED: dict[str, tuple[Any, ...]] = {
-    "echo": (False,), "prompt_logprobs": (), "response_format": ({"type": "text"},), "guided_json": (),
-    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
-    "tools": ([],), "tool_choice": ("none",),
-}
-# fmt: on
 
 
 def read_chat(body: dict[str, Any]) -> ChatRequest:
@@ -30,7 +21,6 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
     Raises:
         InvalidRequestError: A field has a wrong type or range, is unknown, or is not built; `param` names it.
     """
-    _check_wired(body)
     request = convert(with_messages(body), ChatRequest, NEUTRAL_CHAT)
     check_sampling(request)
     check_messages(request.messages)
@@ -47,7 +37,6 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
 
 def read_completion(body: dict[str, Any]) -> CompletionRequest:
     """Return the checked request of /v1/completions; its prompts are checked with the tokenizer. Raises as above."""
-    _check_wired(body)
     if "best_of" in body and _is_number(body["best_of"], body.get("n") or 1):
         body = {name: value for name, value in body.items() if name != "best_of"}
     request = convert(body, CompletionRequest, NEUTRAL_COMPLETION)
@@ -58,7 +47,6 @@ def read_completion(body: dict[str, Any]) -> CompletionRequest:
 
 def read_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     """Return the checked request of /v1/tokenize. Raises as above."""
-    _check_wired(body)
     request = convert(with_messages(body), TokenizeRequest, NEUTRAL_TOKENIZE)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Send either `prompt` or `messages`.", param="prompt")
@@ -69,10 +57,3 @@ def read_tokenize(body: dict[str, Any]) -> TokenizeRequest:
 
 def _is_number(value: Any, other: Any) -> bool:
     return not isinstance(value, bool) and bool(value == other)
-
-
-def _check_wired(body: dict[str, Any]) -> None:
-    for name, neutral in _UNWIRED.items():
-        value = body.get(name)
-        if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in neutral):
-            raise UnsupportedParameterError(f"`{name}` is not supported here; leave it out.", param=name)
