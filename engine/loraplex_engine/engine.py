@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class Engine:
         self._known_kinds = {False}
         self._runner = runner
         self._guides = guides
+        self._num_base_gemms = 0
         self._scored: dict[str, list[Tensor]] = {}
         self._blame = Blame(scheduler, residency.health, time.monotonic, metrics.count_invalid_output)
         self._padding = PaddingMeter(facts.ops, _DTYPE_TO_ITEMSIZE.get(facts.dtype, 4), residency.facts)
@@ -78,6 +80,10 @@ class Engine:
         self._observe_ends(events)
         self.advisor.look(plan.num_tokens)
         return events
+
+    def inference(self) -> AbstractContextManager[None]:
+        """What a loop of many steps does well to put around them."""
+        return self._runner.inference()
 
     @property
     def has_requests(self) -> bool:
@@ -193,6 +199,7 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
             num_preemptions=scheduler.num_preemptions,
+            num_base_gemms=self._num_base_gemms,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
             num_overcommitted=max(0, len(scheduler.turns.find_working_set()) - len(slots.slots)),
@@ -261,7 +268,7 @@ class Engine:
         self.metrics.step_tokens.observe(plan.num_tokens)
         self.metrics.step_requests.observe(len(plan.rows))
         self.metrics.step_adapters.observe(plan.num_adapters)
-        self.metrics.base_gemms.inc(result.num_base_gemms)
+        self._num_base_gemms += result.num_base_gemms
         self.metrics.inter_token_s.observe_all(self.scheduler.take_token_gaps())
 
     def _observe_ends(self, events: list[TokenEvent]) -> None:

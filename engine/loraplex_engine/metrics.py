@@ -25,6 +25,7 @@ class EngineSnapshot:
     num_waiting: int
     num_running: int
     num_preemptions: int
+    num_base_gemms: int
     num_prefix_queries: int
     num_prefix_hits: int
     num_overcommitted: int
@@ -76,7 +77,6 @@ class EngineMetrics:
         self.step_adapters = frequent(
             "loraplex_step_adapters", "Distinct adapter digests in a step.", (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
         )
-        self.base_gemms = counter("loraplex_base_gemm_calls_total", "Base linears of the layers, one per group.")
         self.loads = counter("loraplex_adapter_loads_total", "Adapter loads.", "result", "stage")
         self.load_s = histogram("loraplex_adapter_load_seconds", "Seconds of a load.", _SHORT_S, "stage")
 
@@ -144,6 +144,7 @@ class _SnapshotCollector(Collector):
         yield _gauge("loraplex_requests_waiting", "Requests in the queue.", now.num_waiting)
         yield _gauge("loraplex_requests_running", "Requests that take part in steps.", now.num_running)
         yield _counter("loraplex_preemptions", "Requests that lost their blocks and start over.", now.num_preemptions)
+        yield _counter("loraplex_base_gemm_calls", "Base linears of the layers, one per group.", now.num_base_gemms)
         yield _counter("loraplex_prefix_cache_queries", "Prompt tokens looked up.", now.num_prefix_queries)
         yield _counter("loraplex_prefix_cache_hits", "Prompt tokens found.", now.num_prefix_hits)
         yield _gauge(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from dataclasses import replace
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -45,21 +45,29 @@ class ModelRunner:
         self._segments: Segments | None = None
         self._slots: tuple[int, ...] = ()
 
-    @torch.inference_mode()
+    def inference(self) -> AbstractContextManager[None]:
+        """What `execute` needs around it; around many steps it costs less than around each."""
+        return torch.inference_mode()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all rows of the plan in one forward pass and sample those that reached their last token."""
+        if not torch.is_inference_mode_enabled():
+            with self.inference():
+                return self.execute(plan)
         if plan.block_copies:
             self._cache.copy(plan.block_copies)
         slot_of_row = _slots(plan)
         inputs = self._buffers.fill(plan.rows, self._find_adapters(slot_of_row))
-        wanted, row_indices = _wanted_rows(plan)
         gemms_before, began_at = self._model.base_gemm_calls, time.monotonic()
         hidden = self._model.forward(inputs, self._cache)
-        result = self._judge(plan, inputs, hidden, slot_of_row)
         num_gemms = self._model.base_gemm_calls - gemms_before
-        if row_indices:
-            result = self._read(result, wanted, self._compute_logits(inputs, hidden, slot_of_row, row_indices))
-        return replace(result, num_base_gemms=num_gemms, model_s=time.monotonic() - began_at)
+        if plan.is_decoding:
+            result = StepResult({})
+            self._sample(result, plan.rows, self._model.logits(hidden, inputs.adapters))
+        else:
+            result = self._read(plan, inputs, hidden, slot_of_row)
+        result.num_base_gemms, result.model_s = num_gemms, time.monotonic() - began_at
+        return result
 
     def poison(self, block_ids: list[int], slot_ids: list[int]) -> None:
         """Overwrite KV blocks with NaN and let EMPTY slots point to it, so that a stray read is seen."""
@@ -96,25 +104,31 @@ class ModelRunner:
         replacements = self._replacements if self._replacements.has_any(self._slots) else None
         return AdapterRows(self._segments, self._slots, self._table, replacements)
 
-    def _read(self, result: StepResult, wanted: list[PlannedRow], logits: Tensor) -> StepResult:
+    def _read(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, slot_of_row: list[int]) -> StepResult:
+        """Take out of a step with prompts what its rows want."""
+        result = self._judge(plan, inputs, hidden, slot_of_row)
+        wanted, row_indices = _wanted_rows(plan)
+        if not row_indices:
+            return result
+        logits = self._compute_logits(inputs, hidden, slot_of_row, row_indices)
         num_sampling = sum(row.samples for row in wanted)
-        samples = self._sampler.sample(logits[:num_sampling], [row.request for row in wanted[:num_sampling]])
-        kept: dict[str, Tensor] = {}
+        self._sample(result, wanted[:num_sampling], logits[:num_sampling])
+        begin = num_sampling
         for row in wanted[num_sampling:]:
-            begin = num_sampling + sum(map(len, kept.values()))
-            kept[row.request.request_id] = logits[begin : begin + row.num_tokens].float()
-        return replace(
-            result,
-            sampled=samples.token_ids,
-            invalid=result.invalid | samples.invalid,
-            logits=kept,
-            logprobs=samples.logprobs,
-            late=samples.late,
-        )
+            result.logits[row.request.request_id] = logits[begin : begin + row.num_tokens].float()
+            begin += row.num_tokens
+        return result
+
+    def _sample(self, result: StepResult, rows: list[PlannedRow], logits: Tensor) -> None:
+        samples = self._sampler.sample(logits, [row.request for row in rows])
+        result.sampled, result.logprobs, result.late = samples.token_ids, samples.logprobs, samples.late
+        result.invalid |= samples.invalid
 
 
 def _slots(plan: StepPlan) -> list[int]:
     """Slot of each token of the step; an adapter that is invoked in the prompt acts from there on."""
+    if plan.is_decoding:
+        return [r.slot if start >= r.adapter_start else NO_SLOT for r, start, _, _, _ in plan.rows]
     slots: list[int] = []
     for row in plan.rows:
         num_before = min(row.num_tokens, max(0, row.request.adapter_start - row.start))

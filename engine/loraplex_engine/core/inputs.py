@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from loraplex_engine.ops.lora.table import LoraTable
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRows:
+class AdapterRows(NamedTuple):
     """Which rows of a pass use which slot, and what the slots hold."""
 
     segments: Segments
@@ -25,8 +23,7 @@ class AdapterRows:
     """None: no slot of these rows replaces anything of the base."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepInputs:
+class StepInputs(NamedTuple):
     """One forward pass over T tokens of Q requests.
 
     Rows of one request are contiguous and in position order: request q has tokens

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from loraplex_engine.core.request import Request
@@ -32,7 +32,7 @@ class PlannedRow(NamedTuple):
         return self.start + self.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPlan:
     """The rows of one forward pass, in batch order; `ended` are requests that turned out to be unable to run."""
 
@@ -41,27 +41,33 @@ class StepPlan:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """KV blocks (from, to) to copy before the pass: copy on write of blocks that requests share."""
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """T, tokens in the step."""
-        return sum(row.num_tokens for row in self.rows)
+        return sum([row.num_tokens for row in self.rows])
 
-    @property
+    @cached_property
     def num_adapters(self) -> int:
         """Distinct digests in the step, the base not counted."""
-        return len({row.request.digest for row in self.rows if row.request.digest is not None})
+        return len({row.request.digest for row in self.rows} - {None})
+
+    @cached_property
+    def is_decoding(self) -> bool:
+        """Whether all that the step does is to give each of its requests the next token."""
+        return self.num_tokens == len(self.rows) and all(row.samples and not row.scored for row in self.rows)
 
     def count_adapter_rows(self) -> dict[str, int]:
         """Tokens that each digest acts on; the base alone computes those before an invocation."""
-        counts: Counter[str] = Counter()
-        for row in self.rows:
-            num_adapted = row.stop - max(row.start, row.request.adapter_start)
-            if row.request.digest is not None and num_adapted > 0:
-                counts[row.request.digest] += num_adapted
+        counts: dict[str, int] = {}
+        for request, start, num_tokens, _, _ in self.rows:
+            digest = request.digest
+            if digest is not None and start + num_tokens > request.adapter_start:
+                num_adapted = start + num_tokens - max(start, request.adapter_start)
+                counts[digest] = counts.get(digest, 0) + num_adapted
         return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepResult:
     """What came out of a plan, by request id.
 

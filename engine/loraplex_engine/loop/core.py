@@ -104,8 +104,9 @@ class CoreLoop:
 
     def run(self) -> None:
         """Serve for ever; the process ends with its parent."""
-        while True:
-            self.turn()
+        with self._engine.inference():
+            while True:
+                self.turn()
 
     def turn(self) -> None:
         """Hear what has arrived, make one step, tell what came of it."""

@@ -56,12 +56,14 @@ class PaddingMeter:
         self._find_facts = find_facts
         # a digest is its content, so what was worked out for it stays true
         self._work_of = functools.lru_cache(maxsize=1024)(self._measure)
+        self._observed: Mapping[str, int] = {}
         self.step_ratio = 0.0
         """Of the last step with rows of adapters."""
 
     def observe_step(self, digest_to_rows: Mapping[str, int]) -> None:
         """Take in how many rows of each adapter a step had."""
-        if digest_to_rows:
+        if digest_to_rows and digest_to_rows != self._observed:
+            self._observed = digest_to_rows
             works = [self._work_of(digest) for digest in digest_to_rows]
             self.step_ratio = padding_ratio(list(digest_to_rows.values()), works, self._tile)
 

@@ -70,10 +70,14 @@ class StepCost:
 
     def step_s(self, context_lens: Sequence[int], chunks: Sequence[Chunk]) -> float:
         """Seconds of a whole step; 0 for an empty one."""
-        if not context_lens and not chunks:
-            return 0.0
-        prompt_s = sum(self.chunk_s(start, count) for start, count in chunks)
-        return (self.decode_s(context_lens) or self._decode_factor * self._rates.step_s) + prompt_s
+        prompt_s = sum([self.chunk_s(start, count) for start, count in chunks])
+        return self._fixed_s(context_lens, has_chunks=bool(chunks)) + prompt_s
+
+    def _fixed_s(self, context_lens: Sequence[int], *, has_chunks: bool) -> float:
+        """Seconds of what is no prompt."""
+        if context_lens:
+            return self.decode_s(context_lens)
+        return self._decode_factor * self._rates.step_s if has_chunks else 0.0
 
     def fit(self, start: int, seconds: float) -> int:
         """The largest `count` with `chunk_s(start, count) <= seconds`."""
@@ -87,10 +91,10 @@ class StepCost:
 
     def observe(self, context_lens: Sequence[int], chunks: Sequence[Chunk], seconds: float) -> None:
         """Learn from a step that took `seconds`; 0 or less tells nothing."""
-        expected_s = self.step_s(context_lens, chunks)
+        prompt_s = sum([self.chunk_s(start, count) for start, count in chunks])
+        expected_s = self._fixed_s(context_lens, has_chunks=bool(chunks)) + prompt_s
         if seconds <= 0.0 or expected_s <= 0.0:
             return
-        prompt_s = sum(self.chunk_s(start, count) for start, count in chunks)
         if prompt_s == 0.0:
             self._decode_factor = _follow(self._decode_factor, seconds / expected_s)
         elif prompt_s >= _MIN_PROMPT_SHARE * expected_s:

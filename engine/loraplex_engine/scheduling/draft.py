@@ -35,7 +35,8 @@ class StepDraft:
 
     def open_to_prompts(self, prompts: Sequence[tuple[int, int]]) -> None:
         """From now on only prompts are added, out of these: (first uncomputed position, tokens to compute) of each."""
-        self._budget.begin([row.stop for row in self._request_to_row.values()], prompts)
+        stops = [start + num_tokens for _, start, num_tokens, _, _ in self._request_to_row.values()]
+        self._budget.begin(stops, prompts)
 
     def allow(self, start: int, wanted: int) -> int:
         """How many of a prompt's tokens from `start` on the step takes; they count as taken."""
@@ -48,9 +49,12 @@ class StepDraft:
 
     def observe(self, seconds: float) -> None:
         """Learn from how long the step took."""
-        rows = self._request_to_row.values()
-        decode_context_lens = [row.stop for row in rows if row.num_tokens == 1]
-        chunks = [(row.start, row.num_tokens) for row in rows if row.num_tokens > 1]
+        decode_context_lens, chunks = [], []
+        for _, start, num_tokens, _, _ in self._request_to_row.values():
+            if num_tokens == 1:
+                decode_context_lens.append(start + 1)
+            else:
+                chunks.append((start, num_tokens))
         self._budget.observe(decode_context_lens, chunks, seconds)
 
 

@@ -138,12 +138,9 @@ class Scheduler:
     def expire(self) -> list[TokenEvent]:
         """End requests whose time is over: the deadline, the wait for a turn, the wait for an adapter."""
         now = self._clock()
-        events = []
-        for request in [*self.waiting, *self.running]:
-            error = find_expiry(request, self._limits, now)
-            if error is not None:
-                events.append(self._fail(request, error))
-        return events
+        late = [request for request in self.running if now >= request.deadline_at]
+        doomed = [(r, error) for r in (*self.waiting, *late) if (error := find_expiry(r, self._limits, now))]
+        return [self._fail(request, error) for request, error in doomed]
 
     def settle_guides(self) -> list[TokenEvent]:
         """End requests whose text is whole by its grammar, or whose grammar cannot be followed."""
@@ -167,9 +164,11 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in what a step computed; returns the tokens and endings to tell."""
-        self._draft.observe(self._clock() - self._planned_at)
-        self._free_copied()
-        events = [self._take_in(row, result) for row in plan.rows]
+        now = self._clock()
+        self._draft.observe(now - self._planned_at)
+        if self._draft.block_copies:
+            self._free_copied()
+        events = [self._take_in(row, result, now) for row in plan.rows]
         return [event for event in events if event is not None]
 
     def take_token_gaps(self) -> list[float]:
@@ -199,10 +198,15 @@ class Scheduler:
 
     def _continue_decoding(self, draft: StepDraft) -> None:
         """Requests that lack one token get it, whatever it costs."""
+        block_size = self._pool.block_size
         for request in list(self.running):
-            if not draft.num_left or request.num_uncomputed != 1 or self.guided.is_late(request):
+            if not draft.num_left or request.num_uncomputed != 1:
                 continue
-            if self._make_room(request, 1, draft):
+            if self.guided.num_late and self.guided.is_late(request):
+                continue
+            has_room = request.num_computed < len(request.block_ids) * block_size
+            # as room is made, others yield, also some that are in this list
+            if (has_room and not draft.is_short) or self._make_room(request, 1, draft):
                 draft.add(request, 1)
 
     def _find_prompts(self, line: list[Request]) -> list[tuple[int, int]]:
@@ -287,8 +291,9 @@ class Scheduler:
 
     # results
 
-    def _take_in(self, row: PlannedRow, result: StepResult) -> TokenEvent | None:
-        request, request_id = row.request, row.request.request_id
+    def _take_in(self, row: PlannedRow, result: StepResult, now: float) -> TokenEvent | None:
+        request = row.request
+        request_id = request.request_id
         is_late = request_id in result.late
         request.num_computed = row.stop - is_late
         if request_id in result.invalid:
@@ -300,15 +305,15 @@ class Scheduler:
         if row.samples or request_id in result.vouched:
             # the finite numbers of its last token vouch for all tokens before it
             request.num_finite = request.num_computed
-            self.prefixes.publish(request)
+            if request.num_finite >= (request.num_published + 1) * self._pool.block_size:
+                self.prefixes.publish(request)
         if is_late:
             self.guided.note_late(request)
         elif row.samples:
-            return self._append_token(request, result)
+            return self._append_token(request, result, now)
         return None if request.num_uncomputed else self._finish(request, "length")
 
-    def _append_token(self, request: Request, result: StepResult) -> TokenEvent:
-        now = self._clock()
+    def _append_token(self, request: Request, result: StepResult, now: float) -> TokenEvent:
         if request.last_token_at is None:
             request.first_token_at = now
             self.prefixes.publish_tail(request)
@@ -319,12 +324,14 @@ class Scheduler:
         request.output_ids.append(token_id)
         reason, is_hidden = find_ending(request, token_id, self._eos_token_ids, self._limits.max_model_len)
         token_ids = [] if is_hidden else [token_id]
-        logprobs = result.logprobs.get(request.request_id)
+        logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
         told = [] if is_hidden or logprobs is None else [logprobs]
         if reason is not None:
             return self._finish(request, reason, token_ids, told)
-        self.guided.advance(request)
-        return TokenEvent(request.request_id, token_ids, logprobs=told, prompt_logprobs=_take_scores(request))
+        if request.guide is not None:
+            self.guided.advance(request)
+        scores = _take_scores(request) if request.prompt_logprobs else NO_SCORES
+        return TokenEvent(request.request_id, token_ids, logprobs=told, prompt_logprobs=scores)
 
     def _finish(
         self, request: Request, reason: str, token_ids: Sequence[int] = (), logprobs: Sequence[TokenLogprobs] = ()
