@@ -131,6 +131,7 @@ async def test_ids_that_a_template_refuses_are_replaced_alike_in_calls_and_answe
     async with Reader(folder) as reader:
         text = reader.tokenizer._tokenizer.decode(await reader.ids(long_ids, tools=TOOLS), skip_special_tokens=False)
     assert "call_0" not in text
+    assert '"arguments": {"city"' in text
     ids = [part[:9] for part in text.replace('"call_id": "', '"id": "').split('"id": "')[1:]]
     assert len(ids) == 4
     assert len(set(ids)) == 2

@@ -81,6 +81,11 @@ async def test_a_hostile_template_is_refused_within_a_second(sandbox: Sandbox, n
     assert sandbox.num_starts == 1
 
 
+async def test_memory_runs_out_before_time_does(sandbox: Sandbox) -> None:
+    with pytest.raises(InvalidRequestError, match="takes too much memory"):
+        await render(sandbox, "{{ (messages[0].role * 200000000) | length }}")
+
+
 async def test_no_secret_is_in_the_environment_of_the_process(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
