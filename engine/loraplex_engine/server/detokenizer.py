@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Container
 
-from loraplex_engine.token_table import TokenTable, build_token_table  # noqa: F401
+from loraplex_engine.token_table import TokenTable
 
 
 class Detokenizer:
