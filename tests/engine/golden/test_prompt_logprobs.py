@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from engines import SEVEN, EngineWorld, text_ids
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.wire.messages import TokenEvent, TokenLogprobs
-from support import write_adapter
+from support import write_adapter, write_json, write_safetensors
 
 LENGTHS = [1, 2, 17, 40, 63]
 
@@ -124,11 +126,19 @@ def test_scored_prompts_and_requests_without_tokens_leave_their_prefix_to_others
         assert answer.num_cached == 70
 
 
-def test_an_adapter_that_overflows_fails_requests_that_only_score(case: Case, tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["layers", "head"])
+def test_an_adapter_that_overflows_fails_requests_that_only_score(
+    case: Case, tiny_llama: Path, tmp_path: Path, where: str
+) -> None:
     world, rows = case.world()
-    bad = world.put(write_adapter(tmp_path / "bad", tiny_llama, std=1e30))
+    folder = write_adapter(tmp_path / "bad", tiny_llama, std=1e30)
+    if where == "head":
+        _move_to_head(folder, tiny_llama)
+    bad = world.put(folder)
     good = world.request(*rows[-1], 0, prompt_logprobs=2)
-    doomed = [world.request(list(range(3, 40)), bad, 0, prompt_logprobs=count) for count in (None, 0)]
+    # the hidden states are finite where only the head overflows, and nobody asks for what it says
+    counts = (None, 0) if where == "layers" else (0, 3)
+    doomed = [world.request(list(range(3, 40)), bad, 0, prompt_logprobs=count) for count in counts]
     events = world.run([good, *doomed])
     for request in doomed:
         (end,) = events[request.request_id]
@@ -136,3 +146,16 @@ def test_an_adapter_that_overflows_fails_requests_that_only_score(case: Case, ti
         assert end.error.code == "adapter_output_invalid"
         assert len(end.prompt_logprobs) == 0
     assert len(_read(events[good.request_id])) == len(rows[-1][0]) - 1
+
+
+def _move_to_head(folder: Path, base: Path) -> None:
+    """Let an adapter act on the head alone, with factors that overflow there."""
+    facts = json.loads((base / "config.json").read_text())
+    shapes = {"A": (8, facts["hidden_size"]), "B": (facts["vocab_size"], 8)}
+    rng = np.random.default_rng(1)
+    tensors = {
+        f"base_model.model.lm_head.lora_{name}.weight": rng.normal(size=shape) * 1e30 for name, shape in shapes.items()
+    }
+    write_safetensors(folder / "adapter_model.safetensors", tensors, "float32")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    write_json(folder / "adapter_config.json", config | {"target_modules": ["lm_head"]})

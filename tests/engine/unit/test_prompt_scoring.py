@@ -9,6 +9,7 @@ import pytest
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
+from loraplex_engine.scheduling.budget import StepBudget
 from loraplex_engine.wire.messages import (
     PromptScores,
     TokenEvent,
@@ -101,11 +102,14 @@ def test_scored_prompt_takes_no_prefix_and_leaves_its_own_to_others() -> None:
     assert (world.scheduler.num_prefix_queries, world.scheduler.num_prefix_hits) == (25, 14)
 
 
-def test_others_wait_for_a_prefix_that_is_being_scored() -> None:
-    world = World(budget=8, num_blocks=32)
+def test_others_wait_for_a_prefix_that_is_being_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    step_budget = StepBudget()
+    monkeypatch.setattr(step_budget, "allow", lambda _, wanted: min(4, wanted))
+    world = World(budget=16, num_blocks=32, step_budget=step_budget)
     world.request("scored", PROMPT, prompt_logprobs=0, max_tokens=1)
     late = world.request("late", [*PROMPT[:8], 20], max_tokens=1)
-    assert shape(_step(world)[0]) == [("scored", 0, 8, False)]
+    assert shape(_step(world)[0]) == [("scored", 0, 4, False)]
+    assert shape(_step(world)[0]) == [("scored", 4, 4, False)]
     assert shape(_step(world)[0]) == [("scored", 8, 2, True), ("late", 8, 1, True)]
     assert late.num_cached == 8
 
