@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import processors
 
 from loraplex_engine.server import spec
-from loraplex_engine.server.echo import SLICE
+from loraplex_engine.server.choice import Choice
+from loraplex_engine.server.echo import SLICE, PromptPart
 from loraplex_engine.server.tokenizer import Tokenizer
-from loraplex_engine.wire.messages import ErrorInfo
-from scripted_core import BASE, Rig, running_rig
-from toy_tokenizers import write_byte_level, write_sentencepiece
+from loraplex_engine.wire.messages import AddRequest, ErrorInfo, SamplingParams, TokenEvent
+from scripted_core import BASE, Rig, build_prompt_logprobs, running_rig
+from toy_tokenizers import byte_level, write_byte_level, write_folder, write_sentencepiece
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
@@ -137,7 +140,31 @@ async def test_only_the_first_choice_of_a_prompt_is_scored_and_all_tell_it(rig: 
     assert [request.params.prompt_logprobs for request in sent] == [3, None, None] * 2
 
 
-async def test_choices_wait_for_the_scores_of_their_sibling(rig: Rig) -> None:
+def test_a_choice_waits_for_the_scores_that_its_sibling_brings(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(write_byte_level(tmp_path / "base"))
+    part = PromptPart([5, 6], "xy", (0, 1), is_text=True, has_scores=True)
+    first, second = (
+        Choice(
+            index,
+            AddRequest(str(index), [5, 6], SamplingParams(9, prompt_logprobs=None if index else 0)),
+            part.build_detokenizer(tokenizer.table),
+            (),
+            prompt=part,
+        )
+        for index in range(2)
+    )
+    [token] = tokenizer.encode_prompt("a")
+    second.feed(TokenEvent("1", [token]))
+    assert second.take() is None
+    first.feed(TokenEvent("0", [token], prompt_logprobs=build_prompt_logprobs(0, [5, 6])))
+    for choice in (first, second):
+        update = choice.take()
+        assert update is not None
+        assert (update.text, update.prompt) == ("a", part)
+        assert choice.take() is None
+
+
+async def test_an_error_of_the_scored_choice_ends_its_siblings(rig: Rig) -> None:
     rig.core.errors = {1: ErrorInfo("internal_error", "no")}
     body = PROMPT | {"prompt": "hello", "n": 2, "echo": True, "logprobs": 1}
     assert (await rig.post(COMPLETION_PATH, body)).status_code == 500
@@ -213,3 +240,15 @@ def test_tokens_begin_where_their_text_does(tmp_path: Path) -> None:
     assert starts == sorted(starts)
     assert len(starts) == len(tokenizer.encode_prompt(text))
     assert text[starts[-1] :].strip() == "b"
+
+
+def test_spaces_that_a_tokenizer_does_not_count_belong_to_their_tokens(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer.from_str(byte_level().to_str())
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer = Tokenizer(write_folder(tmp_path, backend, {}, None))
+    text = "hello world, how are you?"
+    assert any(text[first - 1] == " " for first, _ in backend.encode(text).offsets if first), "the offsets are trimmed"
+    starts = tokenizer.find_starts(text)
+    ends = [*starts[1:], len(text)]
+    pieces = [text[start:end].encode() for start, end in zip(starts, ends, strict=True)]
+    assert pieces == [tokenizer.table.get(token) for token in tokenizer.encode_prompt(text)]
