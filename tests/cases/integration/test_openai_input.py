@@ -217,3 +217,15 @@ def test_b112_what_answers_is_listed_on_every_route(world: OpenAIWorld, door: Do
     shown = world.http.get(f"{world.platform.url}/v1/models/{world.model(door)}", headers=bearer)
     assert shown.json()["id"] == world.model(door)
     assert world.ask(door).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "code"), [("/v1/embeddings", "embeddings_not_served"), ("/v1/responses", "use_chat_completions")]
+)
+@pytest.mark.parametrize("door", SHORT_CHAT_DOORS, ids=str)
+def test_routes_that_are_not_built_say_what_to_use(world: OpenAIWorld, door: Door, path: str, code: str) -> None:
+    response = world.post(door, {"model": world.model(door), "input": "x"}, path)
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert error["code"] == code
+    assert "; use " in error["message"]
