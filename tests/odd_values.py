@@ -56,6 +56,16 @@ SCHEMA_PARTS: tuple[Any, ...] = (
     {"format": "date-time", "type": "string"},
     {"format": "nonsense", "type": "string"}, {"type": "object", "minProperties": 5},
     {"dependentRequired": {"a": ["b"]}},
+    {"type": "integer", "enum": [-1e19]}, {"enum": [1e300, -1e-300]},
+    {"type": "integer", "minimum": -1e19, "maximum": 1e19},
+    {"type": "number", "multipleOf": 1e-300}, {"type": "integer", "multipleOf": 10**40},
+    {"type": "integer", "exclusiveMinimum": 2**63},
+    {"type": "string", "pattern": "^" + "(a|b)" * 200}, {"type": "array", "prefixItems": [{}] * 1000},
+    {"maxLength": -1, "type": "string"},
+    {"anyOf": [{"const": str(index)} for index in range(2000)]}, {"type": "object", "properties": {"\"\\\n": {}}},
+    {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}},
+    {"$ref": "#/" + "a/" * 500},
+    {"$ref": "#/$defs/a", "$defs": {"a": {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}}},
 )
 PATTERNS = (
     "(", "[", "a{999999}", BOMB, "(a*)*b", "(?=a)b", r"(a)\1", "\\", "a" * 600, "", "(?P<x>a)", "[[:alpha:]]",
@@ -67,6 +77,10 @@ GRAMMARS = (
     'start: "x"' * 2000, "start: " + "(" * 500 + '"a"' + ")" * 500, '%llguidance {}\nstart: /a{1,100000}/',
     "root ::= \"a\"",
     "start: <[9999999]>", "start: <|im_end|>", '\x01', "start: @x", 'start: %regex {}',
+    'start: %json {"type": "integer", "enum": [-1e19]}', 'start: %json {"$ref": "#"}',
+    "start: a0\n" + "".join(f"a{index}: a{index + 1}\n" for index in range(2500)) + 'a2500: "x"',
+    'start: /' + "(" * 3000 + "a" + ")" * 3000 + "/", "start: /[^x]{1,9999}y/", 'start: a*\na: b*\nb: "x"*',
+    "start: <[0-5]> | <[*]>",
 )
 MESSAGES: tuple[Any, ...] = (
     5, None, "hi", {}, {"role": "user"}, {"role": "banana", "content": "x"}, {"role": "user", "content": 5},
