@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ class Mixes:
         self._answers: dict[tuple[Ask, int], Answer] = {}
         rng = random.Random(0)
         self._trunks = [_draw_trunk(rng) for _ in range(3)]
-        self.asks = [self._draw_ask(rng) for _ in range(150)]
+        self.asks = [_let_score(self._draw_ask(rng), number) for number in range(150)]
         self._worlds: dict[str, EngineWorld] = {}
         self.seen: Counter[str] = Counter()
 
@@ -122,6 +122,7 @@ class Mixes:
     def _count(self, world: EngineWorld, requests: list[Request]) -> None:
         scheduler, slots = world.engine.scheduler, world.engine.residency.slots
         self.seen["requests"] += len(requests)
+        self.seen["scored"] += sum(request.num_scored > 0 for request in requests)
         self.seen["hits"] += sum(request.num_cached > 0 for request in requests)
         self.seen["copies"] += sum(request.num_cached % world.engine.pool.block_size > 0 for request in requests)
         self.seen["preemptions"] = scheduler.num_preemptions
@@ -179,6 +180,14 @@ def _draw_trunk(rng: random.Random) -> list[int]:
     return trunk
 
 
+def _let_score(ask: Ask, number: int) -> Ask:
+    """Each seventh thing asked for is how likely the prompt is, with an answer or without."""
+    if number % 7:
+        return ask
+    params = dict(ask.params) | {"prompt_logprobs": number % 3}
+    return replace(ask, params=tuple((params if number % 2 else params | {"max_tokens": 0}).items()))
+
+
 def _draw_params(rng: random.Random) -> dict[str, Any]:
     params: dict[str, Any] = {"max_tokens": rng.randint(1, 14), "logprobs": rng.choice((None, 0, 3))}
     if rng.random() < 0.6:
@@ -225,7 +234,7 @@ def _read(events: list[TokenEvent]) -> Answer:
     assert last.stats is not None
     # a stop token is counted and not told
     assert last.stats.completion_tokens - len(ids) in ((0, 1) if last.finish == "stop" else (0,))
-    told = [logprobs for event in events for logprobs in event.logprobs]
+    told = [logprobs for event in events for logprobs in (*event.prompt_logprobs, *event.logprobs)]
     return ids, told, last.finish, last.error.code if last.error else "", last.stats.prompt_tokens
 
 
@@ -252,7 +261,7 @@ def test_each_answer_of_a_mix_is_the_one_that_the_request_gets_alone(mixes: Mixe
     for number in range(first, first + NUM_MIXES):
         mixes.run(name, number)
     assert mixes.seen["requests"] > 8 * NUM_MIXES
-    assert all(mixes.seen[event] > 4 for event in ("aborts", *HAPPENS[name])), mixes.seen
+    assert all(mixes.seen[event] > 4 for event in ("aborts", "scored", *HAPPENS[name])), mixes.seen
 
 
 def test_answers_alone_are_as_they_should_be_and_differ(mixes: Mixes) -> None:
