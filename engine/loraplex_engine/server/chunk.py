@@ -64,34 +64,50 @@ class Renderer(Protocol):
 
 
 class ChatRenderer:
-    """`chat.completion` and `chat.completion.chunk`."""
+    """`chat.completion` and `chat.completion.chunk`.
 
-    def __init__(self, facts: AnswerFacts, *, has_logprobs: bool = False) -> None:
+    A message that is only calls has null for its content, and so has one whose first text is still to come where there
+    may be calls: clients append text to null, but not null to text.
+    """
+
+    def __init__(
+        self, facts: AnswerFacts, *, has_logprobs: bool = False, may_call: bool = False, nulls_usage: bool = False
+    ) -> None:
         self.writer: LogprobWriter | None = ChatLogprobs() if has_logprobs else None
         self._facts = facts
         self._head = b"data: " + _build_head(facts, "chat.completion.chunk")
+        self._tail = _build_tail(nulls_usage=nulls_usage)
+        self._may_call = may_call
+        # choices that have text or calls
+        self._spoken: set[int] = set()
 
     def opening(self, index: int, /) -> bytes:
         """Return the chunk that names the role."""
-        return self._chunk(openai.ChatChunkChoice(index, openai.ChatDelta(role="assistant", content="")))
+        content = None if self._may_call else ""
+        return self._chunk(openai.ChatChunkChoice(index, openai.ChatDelta(role="assistant", content=content)))
 
     def prompt(self, index: int, part: RenderedPart) -> Iterator[bytes]:
         """Return the chunk with the prompt's log-probabilities, once, since all choices have one prompt."""
         if part.listing is not None and index == 0:
             choice = openai.ChatChunkChoice(index, openai.ChatDelta())
-            yield b'%b%b],"prompt_logprobs":%b}\n\n' % (self._head, _encode(choice), bytes(part.listing))
+            listing = bytes(part.listing)
+            yield b'%b%b],"prompt_logprobs":%b%b' % (self._head, _encode(choice), listing, self._tail[1:])
 
     def text(self, update: Update) -> bytes:
         """Return a chunk of content, calls or both."""
+        if update.text or update.calls:
+            self._spoken.add(update.index)
         delta = openai.ChatDelta(
-            content=update.text if update.text or not update.calls else None,
+            content=update.text if update.text or not self._may_call else msgspec.UNSET,
             tool_calls=list(map(_build_delta, update.calls)) or None,
         )
         return self._chunk(openai.ChatChunkChoice(update.index, delta, logprobs=_join(self.writer, update.entries)))
 
     def finish(self, index: int, reason: str) -> bytes:
-        """Return the chunk with the reason."""
-        return self._chunk(openai.ChatChunkChoice(index, openai.ChatDelta(), reason))
+        """Return the chunk with the reason; an answer without any text or call has empty text."""
+        is_empty = self._may_call and index not in self._spoken
+        delta = openai.ChatDelta(content="") if is_empty else openai.ChatDelta()
+        return self._chunk(openai.ChatChunkChoice(index, delta, reason))
 
     def usage(self, done: RequestDone) -> bytes:
         """Return the last chunk."""
@@ -110,15 +126,16 @@ class ChatRenderer:
         return _build_whole(_build_head(self._facts, "chat.completion"), choices, done, listing)
 
     def _chunk(self, choice: openai.ChatChunkChoice) -> bytes:
-        return b"%b%b]}\n\n" % (self._head, _encode(choice))
+        return self._head + _encode(choice) + self._tail
 
 
 class CompletionRenderer:
     """`text_completion`, whole and in chunks."""
 
-    def __init__(self, facts: AnswerFacts, *, has_logprobs: bool = False) -> None:
+    def __init__(self, facts: AnswerFacts, *, has_logprobs: bool = False, nulls_usage: bool = False) -> None:
         self.writer: LogprobWriter | None = CompletionLogprobs() if has_logprobs else None
         self._head = _build_head(facts, "text_completion")
+        self._tail = _build_tail(nulls_usage=nulls_usage)
 
     def opening(self, _: int, /) -> bytes:
         """Return nothing: a completion has no role."""
@@ -170,7 +187,7 @@ class CompletionRenderer:
         )
 
     def _chunk(self, choice: openai.CompletionChoice) -> bytes:
-        return b"data: %b%b]}\n\n" % (self._head, _encode(choice))
+        return b"data: %b%b%b" % (self._head, _encode(choice), self._tail)
 
 
 def _build_delta(call: CallDelta) -> openai.ToolCallDelta:
@@ -191,6 +208,11 @@ def _build_message(update: Update) -> openai.ChatMessage:
 def _build_head(facts: AnswerFacts, kind: str) -> bytes:
     """Return the JSON of every part of an answer up to its first choice."""
     return b'%b,"object":"%b","choices":[' % (_encode(facts)[:-1], kind.encode())
+
+
+def _build_tail(*, nulls_usage: bool) -> bytes:
+    """Return the end of a chunk that has a choice: where usage is asked for, all but the last have null."""
+    return b'],"usage":null}\n\n' if nulls_usage else b"]}\n\n"
 
 
 def _build_whole(

@@ -103,7 +103,12 @@ class Front:
             grammar_param=chat.task.param if chat.task is not None else None,
         )
         answer_facts = self._answer_facts("chatcmpl", request, caller, facts)
-        renderer = ChatRenderer(answer_facts, has_logprobs=request.logprobs)
+        renderer = ChatRenderer(
+            answer_facts,
+            has_logprobs=request.logprobs,
+            may_call=chat.plan is not None,
+            nulls_usage=_includes_usage(request),
+        )
         return self._answer(request, caller, spec, renderer, options)
 
     async def create_completion(self, body: dict[str, Any], caller: Caller) -> GenerationAnswer:
@@ -133,7 +138,8 @@ class Front:
             grammar_param=task.param if task is not None else None,
         )
         answer_facts = self._answer_facts("cmpl", request, caller, facts)
-        renderer = CompletionRenderer(answer_facts, has_logprobs=request.logprobs is not None)
+        has_logprobs, nulls_usage = request.logprobs is not None, _includes_usage(request)
+        renderer = CompletionRenderer(answer_facts, has_logprobs=has_logprobs, nulls_usage=nulls_usage)
         return self._answer(request, caller, spec, renderer, options)
 
     async def tokenize(self, body: dict[str, Any], caller: Caller) -> tuple[TokenizeResponse, str | None]:
@@ -202,7 +208,7 @@ class Front:
         self.log.add(generation, self._count)
         options = AnswerOptions(
             is_stream=request.stream,
-            includes_usage=request.stream_options is not None and request.stream_options.include_usage,
+            includes_usage=_includes_usage(request),
             includes_done=caller.wants_done,
             part=part,
         )
@@ -210,6 +216,10 @@ class Front:
 
     def _count(self, done: RequestDone) -> None:
         self.metrics.requests.labels(finish=done.finish).inc()
+
+
+def _includes_usage(request: SamplingFields) -> bool:
+    return request.stream_options is not None and request.stream_options.include_usage
 
 
 def build_state(front: Front, core_state: dict[str, Any] | None) -> dict[str, Any]:

@@ -184,7 +184,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int = 0
     tools: list[Tool] = []
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice | None = None
-    parallel_tool_calls: bool = True
+    parallel_tool_calls: bool | None = None
+    """None is true."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
@@ -286,7 +287,8 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     """What one chunk adds to a message."""
 
     role: str | None = None
-    content: str | None = None
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
+    """Null before it is known whether there will be text or only calls."""
     tool_calls: list[ToolCallDelta] | None = None
 
 

@@ -51,13 +51,14 @@ async def stream(rig: Rig, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def join(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages that a client puts together, as OpenAI's does."""
+    """The messages that a client puts together, as OpenAI's does: null until there is text."""
     found: dict[int, dict[str, Any]] = {}
     for event in events:
         [choice] = event["choices"]
-        message = found.setdefault(choice["index"], {"content": "", "calls": [], "finish": None, "tokens": []})
+        message = found.setdefault(choice["index"], {"content": None, "calls": [], "finish": None, "tokens": []})
         delta = choice["delta"]
-        message["content"] += delta.get("content") or ""
+        if delta.get("content") is not None:
+            message["content"] = (message["content"] or "") + delta["content"]
         for piece in delta.get("tool_calls", []):
             if piece["index"] == len(message["calls"]):
                 assert piece["type"] == "function"
@@ -88,7 +89,7 @@ async def chat(rig: Rig, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def strip(message: dict[str, Any]) -> dict[str, Any]:
     calls = [{name: value for name, value in call.items() if name != "id"} for call in message["calls"]]
-    return message | {"content": message["content"] or "", "calls": calls}
+    return message | {"calls": calls}
 
 
 async def test_a_call_in_the_text_becomes_a_call_in_the_message(rig: Rig) -> None:
@@ -109,6 +110,25 @@ async def test_words_before_calls_are_content_and_calls_are_counted(rig: Rig) ->
     assert [[call["name"] for call in message["calls"]] for message in messages] == [["weather", "time"]] * 2
     assert len({call["id"] for message in messages for call in message["calls"]}) == 4
     assert b"".join(bytes(token["bytes"]) for token in messages[0]["tokens"]).decode() == rig.core.answer
+
+
+@pytest.mark.parametrize(
+    "body", [CHAT, WITH_TOOLS, WITH_TOOLS | {"logprobs": True}], ids=["plain", "tools", "logprobs"]
+)
+async def test_an_answer_without_text_or_calls_is_empty_text(rig: Rig, body: dict[str, Any]) -> None:
+    rig.core.answer = []
+    [message] = await chat(rig, body | {"n": 1})
+    assert (message["content"], message["calls"], message["finish"]) == ("", [], "stop")
+
+
+async def test_a_stream_opens_with_null_only_where_calls_may_follow(rig: Rig) -> None:
+    rig.core.answer = write_call("weather", "Bern")
+    opened = {"role": "assistant", "content": None}
+    for fields in ({}, {"logprobs": True, "top_logprobs": 1}, {"tool_choice": "required"}):
+        deltas = [event["choices"][0]["delta"] for event in await stream(rig, WITH_TOOLS | fields)]
+        assert (deltas[0], [delta for delta in deltas[1:] if "content" in delta]) == (opened, [])
+    for body in (CHAT, WITH_TOOLS | {"tool_choice": "none"}):
+        assert (await stream(rig, body))[0]["choices"][0]["delta"] == opened | {"content": ""}
 
 
 async def test_an_answer_in_words_stays_one(rig: Rig) -> None:

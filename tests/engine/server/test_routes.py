@@ -116,7 +116,17 @@ async def test_min_tokens_come_before_any_stop_string(rig: Rig) -> None:
 )
 async def test_usage_is_streamed_only_if_asked_for(rig: Rig, options: dict[str, Any]) -> None:
     events = data_events((await rig.post(CHAT_PATH, CHAT | {"stream": True} | options)).text)
-    assert all(event["choices"] and event.get("usage") is None for event in events)
+    assert all(event["choices"] and "usage" not in event for event in events)
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT_PATH, CHAT), (COMPLETION_PATH, PROMPT)])
+async def test_where_usage_is_asked_for_every_other_chunk_has_null(rig: Rig, path: str, body: dict[str, Any]) -> None:
+    asked = {"stream": True, "stream_options": {"include_usage": True}, "n": 2, "prompt_logprobs": 1}
+    *events, last = data_events((await rig.post(path, body | asked)).text)
+    assert len(events) > 6
+    assert all(event["choices"] and event["usage"] is None for event in events)
+    assert any("prompt_logprobs" in text for text in map(str, events))
+    assert (last["choices"], last["usage"]["completion_tokens"] > 1) == ([], True)
 
 
 async def test_n_choices_of_several_prompts_are_ordered_and_counted_once(rig: Rig) -> None:

@@ -68,7 +68,7 @@ def build_plan(
     is_promised = is_required or answer is not None or len(allowed) < len(request.tools)
     is_promised |= any(tool.function.strict for _, tool in allowed)
     grammar = None
-    if is_promised or not request.parallel_tool_calls:
+    if is_promised or request.parallel_tool_calls is False:
         grammar = build_grammar(
             allowed,
             form,
@@ -126,7 +126,7 @@ def _choose(request: ChatRequest) -> tuple[list[tuple[int, Tool]], bool]:
 
 def _is_parallel(request: ChatRequest, form: ToolFormat) -> bool:
     is_named = isinstance(request.tool_choice, NamedToolChoice)
-    return request.parallel_tool_calls and not is_named and not form.is_single
+    return request.parallel_tool_calls is not False and not is_named and not form.is_single
 
 
 def _pick(tools: Sequence[tuple[int, Tool]], names: Sequence[str]) -> list[tuple[int, Tool]]:
