@@ -19,7 +19,8 @@ _HEAD = f"""# OpenAI's request fields, one by one
 Written by `tests/openai_page.py`; edit the rows in `tests/openai_rows.py` and `tests/openai_rows_chat.py` instead.
 
 What each field of the `openai` package's request types does here, down to the values of nested ones. A test walks those types, so a
-new release of the package with a new field fails until the field is decided; another sends each row's example, streamed and not. [The HTTP
+new release of the package with a new field fails until the field is decided; another sends each row's example, streamed and not. What the
+package's helpers (`parse`, `stream`) add to a message is decided, too: it is derived from fields that are honoured, so it is inert. [The HTTP
 API](api.md#fields) says more of what is honoured.
 
 | word | meaning |

@@ -10,6 +10,9 @@ _LOGPROBS = "engine/server/test_logprobs.py::"
 _CASES = "cases/integration/test_openai.py::"
 _TOOLS = "cases/integration/test_openai_tools.py::"
 _CHATS = "engine/server/test_chat_templates.py::"
+_BACK = "engine/server/test_client_messages.py::"
+ANSWERED = {"role": "assistant", "content": "x"}
+ANSWER = says(USER, ANSWERED)
 
 # fmt: off
 CHAT_FIELDS = (
@@ -25,8 +28,8 @@ CHAT_FIELDS = (
     refused("messages[].content[].input_audio", CHAT, "no audio", **part_of("input_audio", input_audio={"data": "", "format": "wav"})),
     refused("messages[].content[].type=file", CHAT, "no files", **part_of("file", file={"file_id": "x"})),
     refused("messages[].content[].file", CHAT, "no files", **part_of("file", file={"file_id": "x"})),
-    refused("messages[].content[].type=refusal", CHAT, "models here refuse in words", **says(USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]})),
-    refused("messages[].content[].refusal", CHAT, "models here refuse in words", **says(USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]})),
+    honoured("messages[].content[].type=refusal", CHAT, "text that the assistant said", _BACK + "test_a_refusal_is_what_the_assistant_said", **says(USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]})),
+    honoured("messages[].content[].refusal", CHAT, "the text", _BACK + "test_a_refusal_is_what_the_assistant_said", **says(USER, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]})),
     part("messages[].role", CHAT, "who speaks"),
     honoured("messages[].role=developer", CHAT, "the same as `system`, unless the template knows it", _CHATS + "test_developers_are_the_system_unless_the_template_knows_them", **says({"role": "developer", "content": "Be short."}, USER)),
     honoured("messages[].role=system", CHAT, "where the template puts it", **says({"role": "system", "content": "Be short."}, USER)),
@@ -38,12 +41,16 @@ CHAT_FIELDS = (
     honoured("messages[].name", CHAT, "if the model's template uses it, else refused", _CHATS + "test_names_are_refused_unless_the_template_reads_the_messages_name", **says(USER | {"name": "anna"})),
     refused("messages[].audio", CHAT, "no audio", **says(USER, {"role": "assistant", "content": "x", "audio": {"id": "a"}})),
     refused("messages[].function_call", CHAT, "send `tool_calls`", **says(USER, {"role": "assistant", "content": "x", "function_call": {"name": "f", "arguments": "{}"}})),
-    refused("messages[].refusal", CHAT, "null is taken; models here refuse in words", **says(USER, {"role": "assistant", "content": "x", "refusal": "no"})),
+    honoured("messages[].refusal", CHAT, "what the assistant said, behind `content` if there is some; null is none", _BACK + "test_a_refusal_is_what_the_assistant_said", **says(USER, {"role": "assistant", "content": "x", "refusal": "no"})),
+    inert("messages[].annotations", CHAT, "derived: an array of notes on `content`", given=ANSWER, **says(USER, ANSWERED | {"annotations": [{"type": "url_citation", "url_citation": {"url": "x"}}]})),
+    inert("messages[].parsed", CHAT, "derived: the client's reading of `content`", given=ANSWER, **says(USER, ANSWERED | {"parsed": {"city": None}})),
     honoured("messages[].tool_calls", CHAT, "what the assistant called", _TOOLS + "test_b106_a_round_trip_with_null_content_keeps_the_call", **says(USER, {"role": "assistant", "tool_calls": [CALL]})),
     part("messages[].tool_calls[].id", CHAT, "what `tool_call_id` names"),
     part("messages[].tool_calls[].function", CHAT, "the call"),
     honoured("messages[].tool_calls[].function.arguments", CHAT, "JSON text; the template gets the object, or the text if it wants that", _CHATS + "test_arguments_are_text_for_templates_that_want_text", given=says(USER, {"role": "assistant", "tool_calls": [CALL]}), **says(USER, {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]})),
     honoured("messages[].tool_calls[].function.name", CHAT, "the function", given=says(USER, {"role": "assistant", "tool_calls": [CALL]}), **says(USER, {"role": "assistant", "tool_calls": [CALL | {"function": {"name": "clock", "arguments": '{"city": "Paris"}'}}]})),
+    inert("messages[].tool_calls[].function.parsed_arguments", CHAT, "derived: the client's reading of `arguments`", given=says(USER, {"role": "assistant", "tool_calls": [CALL]}), **says(USER, {"role": "assistant", "tool_calls": [CALL | {"function": CALL["function"] | {"parsed_arguments": {"city": None}}}]})),
+    inert("messages[].tool_calls[].index", CHAT, "derived: the place of the call in a stream", given=says(USER, {"role": "assistant", "tool_calls": [CALL]}), **says(USER, {"role": "assistant", "tool_calls": [CALL | {"index": 3}]})),
     part("messages[].tool_calls[].type", CHAT, "`function` only"),
     part("messages[].tool_calls[].type=function", CHAT, "the one type that is built"),
     refused("messages[].tool_calls[].type=custom", CHAT, "tools are functions here", **says(USER, {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}]})),
@@ -60,7 +67,7 @@ CHAT_FIELDS = (
     part("modalities[]=text", CHAT, "text is what there is"),
     refused("modalities[]=audio", CHAT, "no audio", modalities=["text", "audio"]),
     refused("moderation", CHAT, "nothing is moderated here", moderation={"model": "x"}),
-    honoured("parallel_tool_calls", CHAT, "false: one call at most", _TOOLS + "test_parallel_calls_can_be_switched_off", given={"tools": [TOOL], "tool_choice": "required"}, parallel_tool_calls=False),
+    honoured("parallel_tool_calls", CHAT, "false: one call at most; refused without `tools`", _TOOLS + "test_parallel_calls_can_be_switched_off", given={"tools": [TOOL], "tool_choice": "required"}, parallel_tool_calls=False),
     refused("prediction", CHAT, "no predicted outputs", prediction={"type": "content", "content": "x"}),
     inert("prompt_cache_key", CHAT, "prefixes are shared by themselves; chooses a canary's side", prompt_cache_key="k"),
     inert("prompt_cache_options", CHAT, "prefixes are shared by themselves", prompt_cache_options={"mode": "implicit"}),

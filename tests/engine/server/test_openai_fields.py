@@ -16,7 +16,7 @@ from loraplex_engine.wire.openai import ChatRequest, CompletionRequest
 from openai_answer import PATHS, Answer, Endpoint, read_answer
 from openai_page import PAGE, ROWS, render_page
 from openai_table import Decision
-from openai_types import TYPES, list_paths
+from openai_types import TYPES, list_paths, list_returned_paths
 from scripted_core import BASE, Rig, running_rig
 from toy_tokenizers import write_byte_level
 
@@ -67,7 +67,14 @@ def test_every_field_of_the_official_client_is_decided(endpoint: Endpoint) -> No
 def test_every_field_of_ours_is_decided_and_no_other(endpoint: Endpoint) -> None:
     rows, ours = rows_of(endpoint), {*OURS[endpoint].__struct_fields__}
     assert {name for name in ours if name not in rows} == set()
-    assert {path for path in rows if path not in list_paths(endpoint)} <= ours
+    assert {path for path in rows if path not in list_paths(endpoint)} <= {*ours, *list_returned_paths()}
+
+
+def test_every_field_that_the_clients_helpers_add_to_a_message_is_decided() -> None:
+    decided = {path for path, row in rows_of("chat").items() if row.verdict in ("refused", "inert")}
+    returned = list_returned_paths()
+    assert {"messages[].parsed", "messages[].tool_calls[].index", "messages[].annotations"} <= {*returned}
+    assert [path for path in returned if path not in rows_of("chat") and decided.isdisjoint(list_above(path))] == []
 
 
 def test_a_new_field_of_the_client_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
