@@ -20,6 +20,7 @@ from loraplex_engine.errors import (
     UseChatCompletionsError,
 )
 from loraplex_engine.server.call import read_caller, read_json
+from loraplex_engine.server.field.convert import refuse
 from loraplex_engine.server.front import Front, build_state
 from loraplex_engine.server.guard import build_guard
 from loraplex_engine.server.hook import HOOK_ROUTES
@@ -77,10 +78,11 @@ async def load_adapter(
     request: Request[Any, Any, State], digest: FromPath[str], front: NamedDependency[Front]
 ) -> dict[str, Any]:
     """Make an adapter resident and wait for it."""
+    given = await read_json(request)
     try:
-        options = msgspec.convert(await read_json(request), LoadOptions)
+        options = msgspec.convert(given, LoadOptions)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"{error}.", param="pin") from error
+        raise refuse(error, given, LoadOptions) from error
     body = await front.core.call(LoadAdapter, LOAD_TIMEOUT_S, digest=_check(digest), pin=options.pin)
     return {"digest": digest, "pin": options.pin, **(body if isinstance(body, dict) else {})}
 

@@ -9,8 +9,8 @@ from litestar import Request, post
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 
-from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.call import read_json
+from loraplex_engine.server.field.convert import refuse
 from loraplex_engine.server.front import Front
 from loraplex_engine.wire.messages import BindFolder, KillRequest, PoisonFree
 
@@ -61,10 +61,11 @@ HOOK_ROUTES = (bind_folder, poison_free, kill_request)
 
 
 async def _read(request: Request[Any, Any, State], kind: type[B]) -> B:
+    given = await read_json(request)
     try:
-        return msgspec.convert(await read_json(request), kind)
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"{error}.") from error
+        raise refuse(error, given, kind) from error
 
 
 def _found(body: dict[str, Any] | bytes | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
@@ -11,12 +10,10 @@ import msgspec
 from litestar import Request
 
 from loraplex.errors import InvalidRequestError, UnknownParameterError, UnsupportedMediaTypeError
+from loraplex_engine.wire.misfit import Misfit, find_misfit
 from loraplex_engine.wire.strict_json import decode_object
 
 _T = TypeVar("_T")
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
-_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_MISSING = re.compile(r"missing required field `([^`]*)`")
 MAX_TEXT_LEN = 200
 _DAY_LEN = len("2026-12-31")
 _Aware = Annotated[datetime, msgspec.Meta(tz=True)]
@@ -46,7 +43,7 @@ def convert(fields: dict[str, Any], into: type[_T]) -> _T:
     try:
         return msgspec.convert(fields, into)
     except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
+        raise _explain(find_misfit(error, fields, into)) from error
 
 
 def check_text(value: str | None, param: str, max_len: int = MAX_TEXT_LEN) -> str | None:
@@ -91,16 +88,8 @@ def to_utc(time: datetime, param: str) -> datetime:
         raise InvalidRequestError(f"{param} lies outside the years 1 to 9999", param=param) from error
 
 
-def _explain(message: str) -> InvalidRequestError:
-    unknown = _UNKNOWN.search(message)
-    path = _PATH.search(message)
-    place = path[1] if path else ""
-    if unknown:
-        name = f"{place}.{unknown[1]}".lstrip(".")
+def _explain(misfit: Misfit) -> InvalidRequestError:
+    name = misfit.path or "The body"
+    if misfit.is_unknown:
         return UnknownParameterError(f"{name} is not a field here; check its spelling", param=name)
-    missing = _MISSING.search(message)
-    if missing:
-        name = f"{place}.{missing[1]}".lstrip(".")
-        return InvalidRequestError(f"{name} is required", param=name)
-    reason = _PATH.sub("", message)
-    return InvalidRequestError(f"{place}: {reason}" if place else reason, param=place or None)
+    return InvalidRequestError(f"{name} {misfit.reason}", param=misfit.path or None)

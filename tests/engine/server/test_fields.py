@@ -114,8 +114,6 @@ def test_chat_fields_that_are_not_built_are_refused(name: str, value: Any) -> No
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("parallel_tool_calls", True),
-        ("parallel_tool_calls", False),
         ("chat_template_kwargs", {}),
         ("tools", []),
         ("response_format", {"type": "text"}),
@@ -267,6 +265,23 @@ def test_nulls_within_objects_are_absent_but_not_within_schemas() -> None:
     assert request.metadata == {}
 
 
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize("value", [True, False])
+def test_parallel_calls_are_a_question_of_tools_as_openai_has_it(value: bool, tools: Any) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {"tools": tools, "parallel_tool_calls": value})
+    assert refusal.value.param == "parallel_tool_calls"
+    read_chat(CHAT | {"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": value})
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_min_tokens_are_no_more_than_either_limit(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as refusal:
+        read_chat(CHAT | {"min_tokens": 5, name: 4})
+    assert (refusal.value.param, name in str(refusal.value)) == ("min_tokens", True)
+    assert read_chat(CHAT | {"min_tokens": 4, name: 4}).max_tokens == 4
+
+
 def test_best_of_as_many_as_are_returned_changes_nothing() -> None:
     assert read_completion(PROMPT | {"n": 3, "best_of": 3}).n == 3
 
@@ -313,6 +328,15 @@ def test_names_that_nobody_knows_are_refused_and_cut(read: Any, good: dict[str, 
         [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
         [{"role": "user", "content": [{"type": "text"}]}],
         [{"role": "user", "content": ["x"]}],
+        [{"role": "user", "content": "x", "parsed": {}}],
+        [{"role": "user", "content": "x", "refusal": "no"}],
+        [{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}],
+        [{"role": "assistant", "content": "x", "annotations": {}}],
+        [{"role": "assistant", "content": "x", "refusal": 5}],
+        [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no", "x": 1}]}],
+        [{"role": "assistant", "content": "x", "audio": {"id": "a"}}],
+        [{"role": "assistant", "content": "x", "tool_calls": [CALL | {"index": "0"}]}],
+        [{"role": "assistant", "refusal": None}],
         [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}],
     ],
 )

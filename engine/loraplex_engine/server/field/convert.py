@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
-from loraplex_engine.errors import InvalidRequestError
-from loraplex_engine.server.field.table import Neutral, check_absent
+from loraplex_engine.errors import InvalidRequestError, UnknownParameterError, UnsupportedParameterError
+from loraplex_engine.server.field.table import UNSUPPORTED_WITHIN, Neutral, check_absent
+from loraplex_engine.wire.misfit import find_misfit
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)
-_MAX_REASON_CHARS = 300
-_FIELD_IN_MESSAGE = re.compile(r"at `\$\.(\w+)|missing required field `(\w+)`$")
 # fields whose own nulls are absent too, with the depth down to which; below lie schemas, whose nulls mean something
 _NULL_DEPTHS = {
     "metadata": 1,
@@ -38,14 +36,21 @@ def convert(body: dict[str, Any], kind: type[_Request], neutral: Neutral) -> _Re
     try:
         request = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        reason = str(error)
-        found = _FIELD_IN_MESSAGE.search(reason)
-        raise InvalidRequestError(
-            f"{reason.replace('$.', '')[:_MAX_REASON_CHARS]}.", param=(found[1] or found[2]) if found else None
-        ) from error
+        raise refuse(error, given, kind) from error
     if not given["model"]:
         raise InvalidRequestError("`model` must not be empty.", param="model")
     return request
+
+
+def refuse(error: msgspec.ValidationError, value: Any, kind: type) -> InvalidRequestError:
+    """Return the refusal of a value that is no `kind`: the message names the whole path, `param` its first field."""
+    misfit = find_misfit(error, value, kind)
+    path = misfit.path or "body"
+    if not misfit.is_unknown:
+        return InvalidRequestError(f"`{path}` {misfit.reason}.", param=misfit.field)
+    if path.rpartition(".")[2] in UNSUPPORTED_WITHIN:
+        return UnsupportedParameterError(f"`{path}` is not supported here; leave it out.", param=misfit.field)
+    return UnknownParameterError(f"Nobody knows the parameter `{path}`; check its spelling.", param=misfit.field)
 
 
 def drop_nulls(value: Any, depth: int) -> Any:

@@ -26,6 +26,8 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
     check_messages(request.messages)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+    if request.parallel_tool_calls is not None and not request.tools:
+        raise InvalidRequestError("`parallel_tool_calls` needs `tools`.", param="parallel_tool_calls")
     if request.max_completion_tokens is not None:
         if request.max_tokens not in (None, request.max_completion_tokens):
             raise InvalidRequestError(

@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 from loraplex_engine.errors import InvalidRequestError, UnsupportedParameterError
 from loraplex_engine.wire import openai
+from loraplex_engine.wire.misfit import show
 from loraplex_engine.wire.openai import SamplingFields
 
+LENGTHS = ("max_completion_tokens", "max_tokens")
+"""Fields that say how long an answer may be."""
 _MAX_STOP_TOKENS = 64
 _MAX_BIAS = 100
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -58,7 +61,9 @@ def check_sampling(request: SamplingFields, *, least_tokens: int = 1) -> None:
 
 
 def _show_number(value: float) -> str:
-    return str(value) if abs(value) < 1e30 else "too large"
+    if abs(value) >= 1e30:
+        return "too large"
+    return str(int(value) if value == int(value) else value)
 
 
 def _check_stop(request: SamplingFields) -> None:
@@ -78,8 +83,10 @@ def _check_stop_tokens(request: SamplingFields) -> None:
 
 
 def _check_min_tokens(request: SamplingFields) -> None:
-    if request.max_tokens is not None and request.min_tokens > request.max_tokens:
-        raise InvalidRequestError("`min_tokens` must not be above `max_tokens`.", param="min_tokens")
+    for name in LENGTHS:
+        most = getattr(request, name, None)
+        if most is not None and request.min_tokens > most:
+            raise InvalidRequestError(f"`min_tokens` must not be above `{name}`.", param="min_tokens")
 
 
 def _check_logit_bias(request: SamplingFields) -> None:
@@ -87,10 +94,12 @@ def _check_logit_bias(request: SamplingFields) -> None:
         raise InvalidRequestError(f"`logit_bias` may hold at most {openai.MAX_LOGIT_BIAS} tokens.", param="logit_bias")
     for token_id, bias in request.logit_bias.items():
         if _TOKEN_ID.fullmatch(token_id) is None:
-            raise InvalidRequestError("The keys of `logit_bias` must be token ids.", param="logit_bias")
+            raise InvalidRequestError(f"The key {show(token_id)} of `logit_bias` is no token id.", param="logit_bias")
         if not -_MAX_BIAS <= bias <= _MAX_BIAS:
             raise InvalidRequestError(
-                f"The values of `logit_bias` must be from -{_MAX_BIAS} to {_MAX_BIAS}.", param="logit_bias"
+                f"`logit_bias[{show(token_id)}]` is {_show_number(bias)}, but must be from -{_MAX_BIAS} to "
+                f"{_MAX_BIAS}.",
+                param="logit_bias",
             )
 
 

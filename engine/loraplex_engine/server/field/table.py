@@ -56,6 +56,22 @@ UNSUPPORTED = frozenset((
     "tool_choice", "tools", "top_logprobs", "truncate_prompt_tokens", "verbosity", "web_search_options",
 ))
 # fmt: on
+UNSUPPORTED_WITHIN = frozenset(
+    (
+        "audio",
+        "continuous_usage_stats",
+        "custom",
+        "disable_additional_properties",
+        "disable_any_whitespace",
+        "disable_fallback",
+        "prompt_cache_breakpoint",
+        "reasoning",
+        "reasoning_content",
+        "structural_tag",
+        "whitespace_pattern",
+    )
+)
+"""The same of names within fields."""
 
 
 def check_absent(name: str, value: Any, neutral: Neutral) -> None:
