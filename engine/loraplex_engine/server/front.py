@@ -21,6 +21,7 @@ from loraplex_engine.server.conversation import ConversationReader
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.echo import PartOptions, build_parts
 from loraplex_engine.server.field.request import read_chat, read_completion, read_tokenize
+from loraplex_engine.server.field.sampling import LENGTHS
 from loraplex_engine.server.generation import Generation, GenerationSpec
 from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.server.prompt import DEFAULT_COMPLETION_TOKENS, PromptReader, check_ids, fit_max_tokens
@@ -185,7 +186,10 @@ class Front:
         check_ids(request.stop_token_ids, facts.vocab_size, "stop_token_ids")
         check_ids(list(map(int, request.logit_bias)), facts.vocab_size, "logit_bias")
         longest = max(map(len, prompts))
-        return fit_max_tokens(longest, request.max_tokens, facts.max_model_len, default=default, param=param)
+        asked_by = next((name for name in LENGTHS if getattr(request, name, None) is not None), None)
+        return fit_max_tokens(
+            longest, request.max_tokens, facts.max_model_len, default=default, param=param, asked_by=asked_by
+        )
 
     def _answer_facts(self, prefix: str, request: SamplingFields, caller: Caller, facts: CoreReady) -> AnswerFacts:
         return AnswerFacts(

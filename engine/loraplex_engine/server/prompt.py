@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from loraplex_engine.errors import ContextLengthError, InvalidRequestError
 from loraplex_engine.server.chat_input import ChatInput, build_chat, is_large
@@ -119,7 +119,13 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 
 def fit_max_tokens(
-    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, default: int | None, param: str
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    max_model_len: int,
+    *,
+    default: int | None,
+    param: str,
+    asked_by: str | None = "max_tokens",
 ) -> int:
     """Return how many tokens may be generated.
 
@@ -129,22 +135,25 @@ def fit_max_tokens(
         max_model_len: Prompt and answer together.
         default: None = the rest of the context.
         param: The field to name: `messages` or `prompt`.
+        asked_by: The field that asks for `max_tokens`.
 
     Raises:
         ContextLengthError: They do not fit; both counts are in the message.
     """
     rest = max_model_len - num_prompt_tokens
-    if rest < (0 if max_tokens == 0 else 1) or (max_tokens is not None and max_tokens > rest):
-        _refuse_length(num_prompt_tokens, max_tokens, max_model_len, param)
-    if max_tokens is not None:
-        return max_tokens
-    return rest if default is None else min(default, rest)
-
-
-def _refuse_length(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str) -> NoReturn:
-    asked = "at least 1" if max_tokens is None else f"{max_tokens}" if max_tokens < _MAX_SHOWN else "far more"
-    raise ContextLengthError(
-        f"This model's context is {max_model_len} tokens, but the prompt has {num_prompt_tokens} tokens and the answer "
-        f"asks for {asked}; shorten the prompt or lower max_tokens.",
-        param=param,
-    )
+    if rest < (0 if max_tokens == 0 else 1):
+        raise ContextLengthError(
+            f"This model's context is {max_model_len} tokens, prompt and answer together, but the prompt alone has "
+            f"{num_prompt_tokens}; shorten it.",
+            param=param,
+        )
+    if max_tokens is None:
+        return rest if default is None else min(default, rest)
+    if max_tokens > rest:
+        asked = f"{max_tokens}" if max_tokens < _MAX_SHOWN else "far more"
+        raise ContextLengthError(
+            f"This model's context is {max_model_len} tokens, but the prompt has {num_prompt_tokens} and `{asked_by}` "
+            f"asks for {asked}; lower it to {rest} or less, or shorten the prompt.",
+            param=param,
+        )
+    return max_tokens

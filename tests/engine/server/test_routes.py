@@ -278,7 +278,20 @@ async def test_the_context_is_a_typed_limit(rig: Rig, size: int, max_tokens: int
         assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
         assert str(size) in error["message"]
         assert "256" in error["message"]
+        assert ("max_tokens" in error["message"]) == (size < 256)
         assert rig.core.added == []
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_length_that_does_not_fit_is_refused_by_the_name_it_was_sent_with(rig: Rig, name: str) -> None:
+    error = (await rig.post(CHAT_PATH, CHAT | {"max_tokens": None, name: 1000})).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert f"and `{name}` asks for 1000; lower it to " in error["message"]
+    lower = int(error["message"].split("lower it to ")[1].split()[0])
+    statuses = [
+        (await rig.post(CHAT_PATH, CHAT | {"max_tokens": None, name: most})).status_code for most in (lower, lower + 1)
+    ]
+    assert statuses == [200, 400]
 
 
 async def test_a_hopelessly_long_prompt_is_refused_without_tokenising(rig: Rig) -> None:
