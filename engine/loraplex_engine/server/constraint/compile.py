@@ -16,21 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from loraplex_engine.errors import InvalidRequestError
+from loraplex_engine.server.constraint.fault import explain, of_regex, shorten, without_place
 from loraplex_engine.server.constraint.node import Schema, children
 from loraplex_engine.server.constraint.place import join
 from loraplex_engine.server.constraint.recursion import can_end
 from loraplex_engine.server.constraint.schema import prepare_schema
 from loraplex_engine.server.constraint.task import ChoiceTask, GrammarTask, JsonSchema, LarkTask, RegexTask, SchemaTask
 
-_MAX_REASON_CHARS = 300
 # of processor time, of which the sandbox gives a task 250 ms
 _MAX_LOCATING_S = 0.05
 _NUM_TRIAL_BYTES = 16
 _STACK_BYTES = 1 << 20
 # what the grammar library accepts and a server cannot do: it would have to take tokens back, or to change the sampling
 _RULE_OPTIONS = re.compile(r"^\s*[?!]?[A-Za-z_][\w-]*\s*\[[^\]]*\b(temperature|stop|max_tokens)\s*=", re.MULTILINE)
-# of the library's errors: what it was doing
-_NOISE = re.compile(r"while processing \S+|<non-verbose/>")
 _TOKEN_RANGE = re.compile(r"<\[[^\]<>\n]*\]>")
 
 
@@ -59,7 +57,7 @@ def compile_grammar(task: GrammarTask) -> str:
         grammar = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, task.choices)))
     reason = _find_fault(grammar)
     if reason is not None:
-        raise InvalidRequestError(f"`{task.param}` cannot be honoured: {reason}", param=task.param)
+        raise _refuse(task.param, of_regex(reason), task.param)
     return grammar
 
 
@@ -70,7 +68,7 @@ def _compile_schema(task: SchemaTask) -> str:
     try:
         grammar = LLMatcher.grammar_from_json_schema(_dump(schema, task.schema))
     except ValueError as error:
-        raise _refuse(task.schema.where, _shorten(str(error)), task.param) from error
+        raise _refuse(task.schema.where, shorten(str(error)), task.param) from error
     reason = _find_fault(grammar)
     if reason is not None:
         raise _refuse(*_locate(schema, task.schema, reason), task.param)
@@ -93,7 +91,8 @@ def _compile_lark(task: LarkTask) -> str:
         fault = _find_schema_fault(schema, task.schemas[name])
         if fault is not None:
             raise _refuse(*_locate(schema, task.schemas[name], fault), task.param)
-    raise _refuse(task.param, reason, task.param)
+    # a place in what was made of the text would lead nowhere
+    raise _refuse(task.param, reason if text == task.text else without_place(reason), task.param)
 
 
 def _refuse(where: str, reason: str, param: str) -> InvalidRequestError:
@@ -109,7 +108,7 @@ def _read_lark(text: str, param: str) -> str:
         try:
             lark = str(gbnf_to_lark(text))
         except Exception as error:  # the converter raises whatever its parsing raises
-            raise _refuse(param, f"not GBNF: {_shorten(str(error))}", param) from error
+            raise _refuse(param, f"not GBNF: {explain(str(error))}", param) from error
     option = _RULE_OPTIONS.search(lark)
     if option is not None:
         raise InvalidRequestError(f"`{param}`: the rule option `{option[1]}` is not supported.", param=param)
@@ -141,7 +140,7 @@ def _find_schema_fault(schema: Schema, part: JsonSchema) -> str | None:
     try:
         grammar = LLMatcher.grammar_from_json_schema(_dump(schema, part))
     except ValueError as error:
-        return _shorten(str(error))
+        return shorten(str(error))
     return _find_fault(grammar)
 
 
@@ -191,7 +190,7 @@ def _try_grammar(grammar: str) -> str | None:
             break
         if token_id is None or token_id == _end_token() or not matcher.consume_token(token_id):
             break
-    return _explain(matcher.get_error()) if matcher.is_error() else None
+    return explain(matcher.get_error()) if matcher.is_error() else None
 
 
 def _first_token(mask: bytes) -> int | None:
@@ -210,17 +209,3 @@ def _bytes_tokenizer() -> Any:
 
 def _end_token() -> int:
     return int(_bytes_tokenizer().eos_token)
-
-
-def _explain(error: str) -> str:
-    """The library's error as one short sentence."""
-    if error.startswith("NoExtension"):
-        return "no text matches it."
-    if error.startswith("oneOf constraints"):
-        return "several alternatives of `oneOf` may hold at once; use `anyOf`, or tell them apart by a `const`."
-    return _shorten(_NOISE.sub(" ", error))
-
-
-def _shorten(text: str) -> str:
-    text = " ".join(text.split()).removesuffix(".")
-    return (text if len(text) <= _MAX_REASON_CHARS else f"{text[:_MAX_REASON_CHARS]}…") + "."

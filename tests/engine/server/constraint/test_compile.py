@@ -88,12 +88,39 @@ def test_grammar_may_be_lark_or_gbnf(text: str) -> None:
                 "start: args_0\n",
                 {"args_0": JsonSchema({"properties": {"q": {"type": "string", "pattern": "("}}}, "tools[0].p")},
             ),
-            "`tools[0].p.properties.q` cannot be honoured: regex parse error",
+            "`tools[0].p.properties.q` cannot be honoured: in a regular expression: ",
         ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(task: GrammarTask, message: str) -> None:
     assert message in refuse(task)
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (RegexTask("p", "a("), "unclosed group at `(`."),
+        (RegexTask("p", "a/b("), "unclosed group at `(`."),
+        (RegexTask("p", "a/[z-/]"), "invalid character class range, the start must be <= the end at `z-/`."),
+        (RegexTask("p", "a\nb("), "unclosed group at `(`."),
+        (RegexTask("p", "(?i"), "expected flag but got end of regex."),
+        (RegexTask("p", 'x"y(?=b)'), "look-around, including look-ahead and look-behind, is not supported at `(?=`."),
+        (RegexTask("p", "((a{200}){200}){200}"), "it is too complex; make it simpler."),
+        (
+            LarkTask("p", 'start: "a" | b\nb: /c(/\n# end'),
+            "line 2, column 4: in a regular expression: unclosed group at `(`.",
+        ),
+        (LarkTask("p", "start: b"), 'line 1, column 8: unknown name: "b".'),
+        (LarkTask("p", "start: <|im_end|>"), 'line 1, column 8: unknown special token: "<|im_end|>".'),
+        (LarkTask("p", 'root ::= "a" | [z-a]'), "in a regular expression: invalid character class range, the start"),
+        (LarkTask("p", 'root ::= "a'), "not GBNF: Unexpected end of input at line 1."),
+    ],
+)
+def test_a_refusal_is_one_sentence_without_drawings(task: GrammarTask, reason: str) -> None:
+    text = refuse(task)
+    assert text.startswith(f"`p` cannot be honoured: {reason}"), text
+    assert not {"^", "\n"} & {*text}
+    assert "|" not in text.replace("<|im_end|>", "")
 
 
 def test_schemas_of_a_grammar_become_its_rules() -> None:

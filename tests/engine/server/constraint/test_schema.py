@@ -86,14 +86,14 @@ def test_keyword_that_is_not_enforced_is_refused_with_its_place(name: str) -> No
         ({"type": "string", "minLength": 3, "maxLength": 2}, "minLength (3) is greater than maxLength (2)"),
         (
             {"properties": {"a": {"type": "string", "pattern": "("}}},
-            "`where.properties.a` cannot be honoured: regex parse error",
+            "`where.properties.a` cannot be honoured: in a regular expression: ",
         ),
         (
             {
                 "properties": {"a": {"$ref": "#/$defs/A"}},
                 "$defs": {"A": {"items": {"type": "string", "pattern": "(?=a)"}}},
             },
-            "`where.$defs.A.items` cannot be honoured: regex parse error",
+            "`where.$defs.A.items` cannot be honoured: in a regular expression: ",
         ),
         (
             {"items": {"oneOf": [INTEGER, {"type": "number"}]}},
