@@ -1,8 +1,12 @@
-"""Errors that people read are sentences: a message begins with a capital, unless with a name of the API."""
+"""Errors that people read are sentences: a message begins with a capital, unless with a name of the API.
+
+Nothing that is said names a page of this repository, which most readers do not have.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,3 +36,20 @@ def test_messages_begin_with_a_capital() -> None:
     beginnings = list(find_beginnings())
     assert len(beginnings) > 50
     assert [(where, text) for where, text in beginnings if text.split(" ")[0] in WORDS] == []
+
+
+def find_texts() -> Iterator[tuple[str, str]]:
+    """Every text of the sources but docstrings of modules and what only tools of the repository say."""
+    for source in (*SOURCES, "engine/loraplex_engine"):
+        for file in sorted((ROOT / source).rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            first = tree.body[0].value if tree.body and isinstance(tree.body[0], ast.Expr) else None
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node is not first:
+                    yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def test_nobody_is_sent_to_a_page_of_the_repository() -> None:
+    texts = list(find_texts())
+    assert len(texts) > 1000
+    assert [(where, text) for where, text in texts if re.search(r"\bdocs/", text)] == []

@@ -14,7 +14,7 @@ def gateway(
     listen: str | None = None,
     insecure_behind_proxy: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Run the gateway, with the registry in it, until SIGTERM. Settings come from LORAPLEX_* (docs/settings.md).
+    """Run the gateway, with the registry in it, until SIGTERM. Settings come from LORAPLEX_* variables.
 
     Args:
         listen: HOST:PORT; default LORAPLEX_LISTEN, else 127.0.0.1:8080.

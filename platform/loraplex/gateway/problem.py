@@ -66,7 +66,7 @@ _HTTP_STATUS_TO_CODE = {
     415: "unsupported_media_type",
 }
 _HTTP_MESSAGES = {
-    404: "There is nothing at this address; the routes are in docs/management-api.md and docs/api.md.",
+    404: "There is nothing at this address: inference is below /v1 (/v1/chat/completions), management below /api/v1.",
     405: "This address does not take that method; see the Allow header.",
     413: "The body is larger than allowed here.",
 }
