@@ -43,7 +43,7 @@ from loraplex_registry.wire.naming import check_name
 
 _MAX_STORE_TRIES = 3
 _PARITY_NOT_RUN = Check(
-    "parity", "warn", "Not run: no replica compares adapters with the reference yet; the exact checks above passed."
+    "parity", "warn", "Nothing to do: uploads are not compared with PEFT's answers yet; the exact checks above passed."
 )
 
 

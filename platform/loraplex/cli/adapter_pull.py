@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from loraplex.cli.output import done, stderr
+from loraplex.cli.output import done, progress_bar
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError
@@ -22,11 +22,11 @@ def pull(name: str, /, *, to: Path | None = None, force: Annotated[bool, Paramet
         to: The folder; default is the adapter's name, here.
         force: Write over files that lie there.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     ref = parse_ref(name)
-    with open_management() as client, Progress(*columns, console=stderr(), transient=True) as progress:
+    with open_management() as client, progress_bar(*columns) as progress:
         version = client.resolve_version(ref)
         folder = to or Path(version.adapter)
         if not force:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from loraplex.cli.output import SHORT_DIGEST, AsJson, done, print_json, say, stderr
-from loraplex.cli.report import describe_honoured
+from loraplex.cli.output import SHORT_DIGEST, AsJson, done, print_json, progress_bar, say
+from loraplex.cli.report import describe_honoured, name_verdict
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError
@@ -37,7 +37,7 @@ def push(
         wait: Longest wait for the verdict, seconds.
         as_json: Print JSON for programs.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
     from loraplex.client.upload import choose_files
 
@@ -52,7 +52,7 @@ def push(
     if not as_json:
         tell_left_out(chosen.left_out)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with open_management() as client, Progress(*columns, console=stderr(), transient=True) as progress:
+    with open_management() as client, progress_bar(*columns) as progress:
         adapter = client.resolve_adapter(ref)
         task = progress.add_task(f"{ref.tenant}/{adapter}", total=sum(path.stat().st_size for path in files))
         upload = client.upload(
@@ -112,7 +112,9 @@ def tell(upload: Upload, *, is_default: bool) -> None:
     else:
         done(f"unchanged: same content as {name}, which is {version.state}, {version.digest[:SHORT_DIGEST]}")
     for check in version.report.checks:
-        if check.verdict == "warn":
+        if name_verdict(check) == "note":
+            say(f"  note, {check.name}: {check.message}")
+        elif check.verdict == "warn":
             say(f"  warning, {check.name}: {check.message.partition(';')[0].rstrip('.')}.")
     if fields := describe_honoured(version.report.honoured):
         say(f"  in effect: {fields}")

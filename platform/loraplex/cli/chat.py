@@ -1,6 +1,7 @@
-"""`loraplex chat`: one message, or a conversation when none is given; answers appear as they are made.
+"""`loraplex chat`: one message, or a conversation at a terminal; answers appear as they are made.
 
-In a conversation Ctrl-C ends the answer that is being made; at the prompt it leaves.
+In a conversation Ctrl-C ends the answer that is being made; at the prompt it leaves. A line that begins with a slash
+is a command and never goes to the model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from loraplex.client.inference import Answer, stream_chat
 from loraplex.client.location import find_location
 
 _LEAVE, _FORGET = ("/exit", "/quit"), "/reset"
+_HINT = "/reset forgets, /exit or /quit leaves; a blank before the slash sends the line"
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ def chat(
     seed: int | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Talk to a model: one message, or a conversation (/reset forgets, /exit leaves).
+    """Talk to a model: one message, or a conversation at a terminal (/reset forgets, /exit leaves).
 
     Args:
-        message: What to say; without it, lines are read from the terminal or from a pipe.
+        message: What to say; without it, a conversation at a terminal, and all that comes from a pipe as one message.
         model: TENANT, TENANT/ADAPTER, TENANT/ADAPTER@ALIAS, ...@NUMBER, ...@sha256:DIGITS, or a base's name.
         system: What the model should know beforehand.
         max_tokens: Longest answer, tokens.
@@ -88,8 +90,10 @@ def _converse(conversation: _Chat, start: list[dict[str, str]]) -> None:
     while (line := _read_line()) is not None:
         if line == _FORGET:
             messages = list(start)
+        elif line.startswith("/"):
+            say(f"There is no command {line.split()[0]}: {_HINT}.")
         elif line:
-            messages += _exchange(conversation, messages, line)
+            messages += _exchange(conversation, messages, line.strip())
 
 
 def _exchange(conversation: _Chat, messages: list[dict[str, str]], line: str) -> list[dict[str, str]]:
@@ -108,9 +112,9 @@ def _exchange(conversation: _Chat, messages: list[dict[str, str]], line: str) ->
 
 
 def _read_line() -> str | None:
-    """Return what the reader typed, None to leave."""
+    """Return what the reader typed, with the blanks before it; None to leave."""
     try:
-        line = stderr().input("[bold]> [/bold]").strip()
+        line = stderr().input("[bold]> [/bold]").rstrip()
     except EOFError:
         return None
     return None if line in _LEAVE else line
@@ -121,6 +125,8 @@ def _tell(answer: Answer, *, as_json: bool) -> None:
         facts = {name: value for name, value in vars(answer).items() if not name.startswith("_")}
         print_json(facts)
         return
+    if answer.is_cut:
+        stderr().print(f"[cut off at {answer.completion_tokens} tokens]", style="dim", markup=False)
     stderr().print(
         f"{answer.model}  {answer.short_digest}  {answer.prompt_tokens} + {answer.completion_tokens} tokens, "
         f"first after {answer.first_token_s:.2f} s, {answer.total_s:.2f} s in all",

@@ -8,13 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
 
@@ -83,6 +86,14 @@ def print_facts(facts: dict[str, Any]) -> None:
     width = max(len(name) for name in facts)
     for name, value in facts.items():
         stdout().print(Text.assemble((name.ljust(width + 2), "dim"), cell(value)))
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """Return a bar on standard error that goes when it is done; nothing where that is no terminal."""
+    from rich.progress import Progress
+
+    # one that is shown where nothing can be taken back leaves an empty line behind
+    return Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_interactive)
 
 
 def say(text: str) -> None:

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from loraplex.cli.output import cell, clean
-from loraplex_registry.peft.report import Report
+from loraplex_registry.peft.report import Check, Report
 
 _MAX_VALUE_LEN = 60
-_STYLES = {"fail": "red", "warn": "yellow", "pass": "green"}
+_STYLES = {"fail": "red", "warn": "yellow", "note": "dim", "pass": "green"}
+_NOT_RUN = "parity"
+"""The check that warns as long as nobody runs it: nothing is wrong, and nobody has to act."""
 
 
 def print_report(console: Console, report: Report, *, all_checks: bool = False) -> None:
@@ -30,18 +32,30 @@ def print_report(console: Console, report: Report, *, all_checks: bool = False) 
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for column in ("verdict", "check", "subject", "message"):
             table.add_column(column, overflow="fold")
-        for check in sorted(shown, key=lambda check: list(_STYLES).index(check.verdict)):
+        for check in sorted(shown, key=lambda check: list(_STYLES).index(name_verdict(check))):
+            verdict = name_verdict(check)
             table.add_row(
-                f"[{_STYLES[check.verdict]}]{check.verdict}[/]",
+                f"[{_STYLES[verdict]}]{verdict}[/]",
                 cell(check.name),
                 cell(check.subject),
                 cell(clean(check.message)),
             )
         console.print(table)
     num_passed = sum(check.verdict == "pass" for check in report.checks)
-    console.print(f"[dim]{num_passed} of {len(report.checks)} checks passed; verdict: {report.verdict}[/dim]")
+    verdict = "pass, with a note" if _only_notes(report) else report.verdict
+    console.print(f"[dim]{num_passed} of {len(report.checks)} checks passed; verdict: {verdict}[/dim]")
     if fields := describe_honoured(report.honoured):
         console.print(Text(f"in effect: {fields}", style="dim"))
+
+
+def name_verdict(check: Check) -> str:
+    """Return a check's verdict as people read it: a warning about which nobody has to do anything is a note."""
+    return "note" if check.verdict == "warn" and check.name == _NOT_RUN else check.verdict
+
+
+def _only_notes(report: Report) -> bool:
+    kinds = {name_verdict(check) for check in report.checks}
+    return report.verdict == "warn" and "note" in kinds and "warn" not in kinds
 
 
 def describe_honoured(honoured: Mapping[str, Any]) -> str:

@@ -50,7 +50,8 @@ def up(
         port: Port to listen on, 8080 if not given; 0 takes a free one.
         served_model_name: Name of the base in the API.
         insecure_behind_proxy: Listen beyond this machine without TLS, because a proxy in front has it.
-        demo: Show three example teams and the base answering one question, in a data folder that is thrown away.
+        demo: Show three example teams and the base answering one question. Its data is thrown away, unless --data-dir
+            names a folder, which is kept; LORAPLEX_DATA_DIR is not looked at.
         once: With --demo: stop after the answers.
         engine_flags: Passed on to the engine.
         as_json: Print one line of JSON with url, base and key file when it serves.

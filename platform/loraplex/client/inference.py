@@ -56,6 +56,11 @@ class Answer:
         algorithm, colon, digits = self.digest.partition(":")
         return f"{algorithm}{colon}{digits[:DIGEST_DIGITS]}"
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended at its limit of tokens rather than by itself."""
+        return self.finish_reason == "length"
+
     def take(self, chunk: _Chunk) -> str:
         """Add one chunk and return its text."""
         self.total_s = time.perf_counter() - self._started_at

@@ -53,7 +53,9 @@ def show(platform: RunningPlatform, display: Display, console: Console, *, keeps
     print_answers(console, askers, answers)
     print_proof(console, proof, answers, seconds)
     if keeps_serving:
-        console.print(build_hints(platform.url, platform.admin_key, askers[1], QUESTION), markup=False, soft_wrap=True)
+        asker, others = askers[1], [team.name for team in teams[1:]]
+        hints = build_hints(platform.url, platform.admin_key, asker, others, QUESTION)
+        console.print(hints, markup=False, soft_wrap=True)
         console.print(f"Serving at {platform.url} until Ctrl-C.", soft_wrap=True)
 
 
@@ -89,4 +91,5 @@ def print_proof(console: Console, proof: BatchProof, answers: Sequence[Answer], 
 
 def _facts(answer: Answer) -> str:
     digest = answer.short_digest if ":" in answer.digest else "base, no adapter"
-    return f"{digest}\n{answer.completion_tokens} tokens, {answer.total_s:.2f} s"
+    cut = ", cut off" if answer.is_cut else ""
+    return f"{digest}\n{answer.completion_tokens} tokens{cut}, {answer.total_s:.2f} s"

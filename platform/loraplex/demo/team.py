@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import loraplex
+from loraplex.client.errors import ClientError
 from loraplex.client.management import Management
 from loraplex.client.upload import list_files
 from loraplex.supervisor.errors import UpError
@@ -38,9 +39,13 @@ def examples_folder() -> Path:
 
 
 def create_team(client: Management, style: str) -> Team:
-    """Create `team-STYLE`, its key and the first version of its default adapter."""
+    """Create `team-STYLE`, its key and a version of its default adapter; what a kept data folder has already stays."""
     name = f"team-{style}"
-    client.create_tenant(name, display_name=f"Team {style.capitalize()}")
+    try:
+        client.create_tenant(name, display_name=f"Team {style.capitalize()}")
+    except ClientError as error:
+        if error.code != "conflict":
+            raise
     key = client.create_key(name, "demo", owner="demo")
     version = client.push(name, "default", list_files(examples_folder() / style), lambda _: None)
     assert key.key, "the answer that creates a key holds it"

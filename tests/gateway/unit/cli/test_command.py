@@ -234,7 +234,8 @@ def test_proof_of_one_batch_is_read_from_the_counters() -> None:
 
 
 def test_hints_can_be_copied_as_they_stand() -> None:
-    hints = build_hints("http://127.0.0.1:1", "lpx_admin", Asker("team-pirate", "lpx_key"), "What is a library?")
+    asker, others = Asker("team-pirate", "lpx_key"), ["team-json", "team-legal"]
+    hints = build_hints("http://127.0.0.1:1", "lpx_admin", asker, others, "What is a library?")
     body = re.search(r"-d '(.+)'$", hints, re.MULTILINE)
     assert body
     assert json.loads(body[1])["model"] == "team-pirate"
@@ -243,6 +244,8 @@ def test_hints_can_be_copied_as_they_stand() -> None:
     compile(program[1], "hint", "exec")
     assert "Bearer lpx_key" in hints
     assert "LORAPLEX_API_KEY=lpx_admin" in hints
+    assert "keys create team-json --name app" in hints
+    assert "team-pirate's: for team-json and team-legal take the admin key, or make them keys" in hints
 
 
 def test_module_and_script_are_the_same_command(run_python: Callable[[str], str]) -> None:

@@ -13,7 +13,10 @@ import httpx
 import pytest
 
 from loraplex.cli.app import main
+from loraplex.cli.session import open_management
 from loraplex.client.connection import Connection
+from loraplex.client.errors import ClientError
+from loraplex.demo.team import create_team
 
 Handler = Callable[[httpx.Request], httpx.Response]
 Start = Callable[[Handler], list[str]]
@@ -76,7 +79,8 @@ def version(**changes: Any) -> dict[str, Any]:
         "report": {
             "verdict": "warn",
             "checks": [
-                {"name": "parity", "verdict": "warn", "message": "Not run: no replica compares yet; the rest passed."}
+                {"name": "parity", "verdict": "warn", "message": "Nothing to do: not compared yet; the rest passed."},
+                {"name": "target_modules", "verdict": "warn", "message": "The base has no 'wte'; PEFT ignores it."},
             ],
         },
     }
@@ -143,7 +147,10 @@ def test_training_output_is_pushed_without_what_no_adapter_needs(
     assert b"optimizer" not in sent[0]
     shown = capsys.readouterr().err
     assert "left out: optimizer.pt, training_args.bin\n" in shown
-    assert "warning, parity: Not run: no replica compares yet.\n" in shown
+    assert shown.startswith("left out:"), "no empty line"
+    assert "\n\n" not in shown
+    assert "  note, parity: Nothing to do: not compared yet; the rest passed.\n" in shown
+    assert "  warning, target_modules: The base has no 'wte'.\n" in shown
     assert "default is now the default adapter of team-x" in shown
 
 
@@ -182,7 +189,9 @@ def test_download_writes_over_nothing_unless_told(
     assert main(words) == 1
     assert mine.read_text() == "mine"
     assert "--force" in capsys.readouterr().err
+    capsys.readouterr()
     assert main([*words, "--force"]) == 0
+    assert capsys.readouterr().err.startswith("✓ "), "no empty line"
     assert mine.read_text() == "new"
 
 
@@ -222,12 +231,14 @@ def test_status_is_ready_when_an_engine_serves(gateway: Start, capsys: pytest.Ca
     ) in shown
 
 
-def stream(*pieces: str, then: type[BaseException] | None = None) -> httpx.Response:
+def stream(*pieces: str, then: type[BaseException] | None = None, reason: str = "stop") -> httpx.Response:
     def produce() -> Iterator[bytes]:
         for piece in pieces:
             yield f'data: {{"choices":[{{"delta":{{"content":"{piece}"}}}}]}}\n\n'.encode()
         if then:
             raise then
+        yield f'data: {{"choices":[{{"delta":{{}},"finish_reason":"{reason}"}}]}}\n\n'.encode()
+        yield f'data: {{"choices":[],"usage":{{"completion_tokens":{len(pieces)}}}}}\n\n'.encode()
         yield b"data: [DONE]\n\n"
 
     return httpx.Response(200, content=produce())
@@ -251,3 +262,84 @@ def test_empty_message_is_an_error(gateway: Start, capsys: pytest.CaptureFixture
     assert main(["chat", "--model", "t", " "]) == 1
     assert "The message is empty" in capsys.readouterr().err
     assert calls == []
+
+
+def test_slash_commands_never_go_to_the_model(
+    gateway: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append([message["content"] for message in json.loads(request.content)["messages"]])
+        return stream("yes")
+
+    gateway(answer)
+    at_terminal(monkeypatch, "/help", "/Reset", "/exit now", "one", "/reset", " /etc/fstab ", "/quit", "late")
+    assert main(["chat", "--model", "t"]) == 0
+    assert asked == [["one"], ["/etc/fstab"]]
+    shown = capsys.readouterr().err
+    for word in ("/help", "/Reset", "/exit"):
+        assert f"There is no command {word}: /reset forgets, /exit or /quit leaves" in shown
+
+
+def test_what_comes_from_a_pipe_is_one_message_as_it_stands(
+    gateway: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.extend(message["content"] for message in json.loads(request.content)["messages"])
+        return stream("yes")
+
+    gateway(answer)
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n/exit\ntwo\n"))
+    assert main(["chat", "--model", "t"]) == 0
+    assert asked == ["one\n/exit\ntwo"]
+    assert main(["chat", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "all that comes from a pipe as one message" in shown
+
+
+def test_answer_that_was_cut_off_is_marked(gateway: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    gateway(lambda _: stream("a", "b", reason="length"))
+    assert main(["chat", "--model", "t", "Hello", "--max-tokens", "2"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "ab\n"
+    assert "[cut off at 2 tokens]\n" in shown.err
+    gateway(lambda _: stream("a", "b"))
+    assert main(["chat", "--model", "t", "Hello", "--max-tokens", "2"]) == 0
+    assert "cut off" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "word"), [("parity", "pass, with a note"), ("template", "warn")])
+def test_only_a_warning_that_asks_for_something_is_shown_as_one(
+    name: str, word: str, gateway: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [{"name": "format", "verdict": "pass", "message": ""}, {"name": name, "verdict": "warn", "message": "m"}]
+    gateway(lambda _: httpx.Response(200, json=version(report={"verdict": "warn", "checks": checks})))
+    assert main(["adapters", "show", "team-x/default@1"]) == 0
+    shown = capsys.readouterr().out
+    assert f"1 of 2 checks passed; verdict: {word}\n" in shown
+    assert ("note" if name == "parity" else "warn ") in shown
+    assert main(["adapters", "show", "team-x/default@1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["report"]["verdict"] == "warn"
+
+
+def test_demo_finds_its_teams_in_a_folder_that_was_kept(gateway: Start) -> None:
+    made: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/api/v1/tenants":
+            return httpx.Response(409, json={"error": {"message": "there already", "code": made[-1]}})
+        if request.url.path.endswith("/keys"):
+            return httpx.Response(201, json={"id": "key_1", "name": "demo", "key": "lpx_new"})
+        return httpx.Response(200, json=version(tenant="team-pirate"))
+
+    gateway(answer)
+    with open_management() as client:
+        made.append("conflict")
+        team = create_team(client, "pirate")
+        assert (team.name, team.key, team.version.version) == ("team-pirate", "lpx_new", 1)
+        made.append("name_reserved")
+        with pytest.raises(ClientError, match="there already"):
+            create_team(client, "pirate")

@@ -15,7 +15,8 @@ from loraplex.cli.up import build_next_lines
 from loraplex.client.errors import ClientError, NoKeyError
 from loraplex.client.location import Location, default_data_dir, find_location
 from loraplex.client.upload import choose_files
-from loraplex_engine.config import EngineConfig
+from loraplex_engine.config import EngineConfig, check_config
+from loraplex_engine.errors import ConfigError
 
 
 def say_why_no_key(environ: dict[str, str]) -> str:
@@ -84,6 +85,26 @@ def test_promised_default_is_the_engines(field: str, capsys: pytest.CaptureFixtu
     assert re.search(rf"{flag} (INT|FLOAT) [^-]*default {default}\.", shown)
     page = (Path(__file__).resolve().parents[4] / "docs" / "cli.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| `{flag}` \|.*\| {default} \|$", page, re.MULTILINE)
+
+
+def test_flags_whose_zero_is_the_default_are_named() -> None:
+    config = EngineConfig(base="", cache_dir="")
+    zeros = [
+        name for name in config.__struct_fields__ if type(getattr(config, name)) is int and not getattr(config, name)
+    ]
+    assert all(takes_zero(name) for name in zeros)
+    page = (Path(__file__).resolve().parents[4] / "docs" / "cli.md").read_text(encoding="utf-8")
+    listed = re.search(r"^0 means the default for ([^.]*)\.", page, re.MULTILINE)
+    assert listed
+    assert re.findall(r"--([a-z-]+)", listed[1]) == [name.replace("_", "-") for name in zeros]
+
+
+def takes_zero(name: str) -> bool:
+    try:
+        check_config(EngineConfig(base="", cache_dir="", **{name: 0}))
+    except ConfigError:
+        return False
+    return True
 
 
 def fill(folder: Path, *names: str) -> Path:
