@@ -86,7 +86,7 @@ def resolve(model: str, caller: Caller, names: NameIndex, canary_key: str) -> Re
         raise _no_adapter(model, names)
     version = _find_version(match, adapter, canary_key)
     if version is None:
-        raise _no_version(model, match, adapter)
+        raise _no_version(match, adapter)
     return Resolved(adapter.base, adapter, _check_state(model, version))
 
 
@@ -184,17 +184,31 @@ def _no_adapter(model: str, names: NameIndex) -> ModelNotFoundError:
     return ModelNotFoundError(f"The tenant {model} {todo}", param="model")
 
 
-def _no_version(model: str, match: re.Match[str], adapter: AdapterName) -> ModelNotFoundError:
-    """The error for an adapter of the caller's own; without a live version it says how one becomes live."""
-    if (match["alias"] or LIVE) != LIVE or match["number"] or match["digest"] or adapter.aliases.get(LIVE):
-        return _not_found(model)
+def _no_version(match: re.Match[str], adapter: AdapterName) -> ModelNotFoundError:
+    """The error for an adapter of the caller's own: what it lacks, and without a live version how one becomes live."""
     name = f"{adapter.tenant}/{adapter.name}"
     ready = [version.number for version in adapter.versions if version.state == "ready"]
+    if match["digest"] is not None and any(one.digest.startswith(match["digest"]) for one in adapter.versions):
+        text = f"The adapter {name} has several contents whose digest begins with {match['digest']}; send more of it"
+        return ModelNotFoundError(text, param="model")
+    wanted = _name_version(match)
+    if wanted is not None:
+        newest = f"; the newest that is ready is {name}@{max(ready)}" if ready else ""
+        return ModelNotFoundError(f"The adapter {name} has no {wanted}{newest}", param="model")
     if ready:
         todo = f"promote one, as `loraplex adapters promote {name}@{max(ready)}` does"
     else:
         todo = f"upload one, as `loraplex adapters push FOLDER --as {name}` does"
     return ModelNotFoundError(f"The adapter {name} has no live version; {todo}", param="model")
+
+
+def _name_version(match: re.Match[str]) -> str | None:
+    """Return in words what is asked of an adapter, None for its live version."""
+    if match["number"] is not None:
+        return f"version {match['number']}"
+    if match["digest"] is not None:
+        return f"version whose digest begins with {match['digest']}"
+    return None if match["alias"] in (None, LIVE) else f"alias {match['alias']}"
 
 
 def _not_found(model: str) -> ModelNotFoundError:

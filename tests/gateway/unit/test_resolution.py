@@ -153,6 +153,18 @@ async def test_another_tenants_name_is_as_unknown_as_one_that_does_not_exist() -
             "The adapter team-x/a has no live version; upload one.* --as team-x/a`",
         ),
         ((adapter("a"),), "team-x/b", "The model 'team-x/b' does not exist, or"),
+        (
+            (adapter("a", versions=(version(1), version(2, "retired"))),),
+            "team-x/a@9",
+            "^The adapter team-x/a has no version 9; the newest that is ready is team-x/a@1$",
+        ),
+        ((adapter("a", versions=(version(1, "purged"),)),), "team-x/a@2", "^The adapter team-x/a has no version 2$"),
+        ((adapter("a"),), "team-x/a@canary", "^The adapter team-x/a has no alias canary; the newest .* team-x/a@1$"),
+        (
+            (adapter("a"),),
+            "team-x/a@sha256:000000000000",
+            "^The adapter team-x/a has no version whose digest begins with sha256:000000000000; the newest ",
+        ),
     ],
 )
 async def test_an_own_name_without_a_live_version_says_what_to_do(
@@ -224,7 +236,7 @@ async def test_what_a_former_tenant_of_the_name_left_answers_for_nobody(caller: 
 async def test_a_prefix_that_fits_two_contents_is_not_found() -> None:
     one, two = "sha256:" + "ab" * 6 + "0" * 52, "sha256:" + "ab" * 6 + "1" * 52
     index = await build_index(adapter(versions=(version(1, content=one), version(2, content=two))))
-    with pytest.raises(ModelNotFoundError):
+    with pytest.raises(ModelNotFoundError, match="has several contents whose digest begins with sha256:abab"):
         resolve("team-x/default@sha256:" + "ab" * 6, TEAM_X, index, "key")
     assert resolve("team-x/default@sha256:" + "ab" * 6 + "1", TEAM_X, index, "key").digest == two
 
