@@ -1,7 +1,8 @@
 """The outermost layer: gives each request its id, strips private headers, bounds the wait for a body, counts answers.
 
 Refusals are counted here, whoever made them: the gateway, the registry inside it, or an engine.
-Nothing that a client sends as `x-loraplex-*` passes, but the canary key.
+Nothing that a client sends as `x-loraplex-*` passes, but the canary key. OPTIONS is a method that no address takes, so
+a browser's question whether it may call from another site's page has no answer: its page would have to hold a key.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import cast
 
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope, Send
 
 from loraplex.errors import BodyTimeoutError
@@ -24,6 +25,8 @@ _PRIVATE_PREFIX = b"x-loraplex-"
 _BODY_IDLE_S = 30.0
 _CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 _NO_ROUTE = "none"
+# the framework would answer OPTIONS itself; this one it refuses, with the methods that there are
+_REFUSED_METHOD = "TRACE"
 _FIRST_ERROR = 400
 _EVENT = b"data: "
 _ERROR_EVENT = b'data: {"error"'
@@ -46,6 +49,8 @@ class Edge:
         state["request_id"] = request_id
         state["client_request_id"] = _find_client_id(scope["headers"])
         scope["headers"] = [(name, value) for name, value in scope["headers"] if not _is_private(name)]
+        if scope["method"] == HttpMethod.OPTIONS:
+            scope["method"] = _REFUSED_METHOD  # type: ignore[typeddict-item]
 
         is_error = False
 

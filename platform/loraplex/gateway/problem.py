@@ -133,5 +133,12 @@ def _describe_http(error: HTTPException) -> Problem:
         _log.error("unexpected error", exc_info=error)
         return Problem(500, "Something failed inside the gateway; report the request id.", "internal_error")
     code = _HTTP_STATUS_TO_CODE.get(status, "invalid_request_error")
-    allow = {"allow": error.headers["allow"]} if error.headers and "allow" in error.headers else {}
-    return Problem(status, _HTTP_MESSAGES.get(status, error.detail), code, headers=allow)
+    return Problem(status, _HTTP_MESSAGES.get(status, error.detail), code, headers=_read_allow(error))
+
+
+def _read_allow(error: HTTPException) -> dict[str, str]:
+    """Litestar's list of methods, without the OPTIONS that it adds to every route and `Edge` keeps from it."""
+    given = {name.lower(): value for name, value in (error.headers or {}).items()}
+    if "allow" not in given:
+        return {}
+    return {"allow": ", ".join(sorted({method.strip() for method in given["allow"].split(",")} - {"OPTIONS"}))}

@@ -171,12 +171,26 @@ class TestErrors:
         check_error(await world.call("GET", "/nothing/here"), 404, "not_found")
         response = await world.call("PUT", TENANTS)
         check_error(response, 405, "method_not_allowed")
-        assert "GET" in response.headers["allow"]
+        assert response.headers["allow"] == "GET, POST"
         check_error(await world.call("POST", TENANTS, content=b"{" * 50), 400, "invalid_json")
         check_error(await world.call("POST", TENANTS, content=b"\xff"), 400, "invalid_json")
         form = {"content-type": "application/x-www-form-urlencoded"}
         check_error(await world.call("POST", TENANTS, content=b"a=b", headers=form), 415, "unsupported_media_type")
         check_error(await world.call("POST", "/v1/completions", content=b"[]"), 400, "invalid_json")
+
+    @pytest.mark.parametrize("key", [None, "admin"])
+    @pytest.mark.parametrize(
+        ("path", "allowed"),
+        [("/v1/chat/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/x", "GET"), ("/healthz", "GET")],
+    )
+    async def test_no_preflight_is_answered(
+        self, world: GatewayWorld, path: str, allowed: str, key: str | None
+    ) -> None:
+        asked = {"origin": "https://page.example", "access-control-request-method": "POST"}
+        response = await world.call("OPTIONS", path, key=key and ADMIN_KEY, headers=asked)
+        check_error(response, 405, "method_not_allowed")
+        assert response.headers["allow"] == allowed
+        assert not [name for name in response.headers if name.startswith("access-control")]
 
     async def test_bodies_are_bounded(self, world: GatewayWorld) -> None:
         big = b'{"name": "' + b"a" * (1 << 20) + b'"}'
