@@ -74,6 +74,7 @@ def find_misfit(error: msgspec.ValidationError, value: Any, kind: type) -> Misfi
 
 def show(value: Any) -> str:
     """Return a value as short JSON in ASCII."""
+    value = value[: _MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value
     text = ascii(msgspec.json.encode(value).decode())[1:-1].replace("\\\\", "\\")
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
