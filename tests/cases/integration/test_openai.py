@@ -207,7 +207,7 @@ def test_b103_fields_out_of_range_are_refused_by_name(world: OpenAIWorld, door: 
         for value in values:
             error = world.refusal(door, name, world.body(door) | {name: value})
             assert len(error["message"]) < 500
-            assert (error["code"] == "unknown_parameter") == (name == "foo")
+            assert (error["code"] == "unknown_parameter") == (name == "foo" or value == {"foo": True})
     for name in ("top_p", "temperature", "min_p", "presence_penalty"):
         for number in ("NaN", "Infinity", "-Infinity", "1e999"):
             text = json.dumps(world.body(door) | {name: 0.125}).replace("0.125", number)
