@@ -21,6 +21,7 @@ MAX_STEP_ITEMS = 4_000
 """Of the parser for one token: some 5 ms. Schemas of hundreds of properties need some hundred."""
 STEP_LEXER_FUEL = 200_000
 """Of the lexer for one token: about 15 ms."""
+_MAX_CHAR_BYTES = 4
 
 
 def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> llguidance.LLTokenizer | None:
@@ -83,6 +84,8 @@ class _Words:
         self._backend = tokenizers.Tokenizer.from_str(text)
         self._backend.no_truncation()
         self._backend.no_padding()
+        # names of special tokens in a grammar's text are text
+        self._backend.encode_special_tokens = True
         # a space would be put before the first word
         self._lead = "\n" if table.has_leading_space else ""
         self._lead_ids = self._encode(self._lead)
@@ -90,19 +93,36 @@ class _Words:
         names = {token_id: table.get_name(token_id) for token_id in range(size)}
         self.tokens = [names[i].encode() if names[i] else table.get(i) for i in range(size)]
         self.special_token_ids = [token_id for token_id, name in names.items() if name]
+        self._table = table
+        self._piece_to_id = {
+            piece: token_id for token_id in range(size) if 0 < len(piece := table.get(token_id)) <= _MAX_CHAR_BYTES
+        }
         self.eos_token_ids = [token_id for token_id in eos_token_ids if token_id < size] or [self._add_end()]
         self.eos_token_id = self.eos_token_ids[0]
 
     def __call__(self, text: str) -> list[int]:
         ids = self._encode(self._lead + text)
         size = len(self._lead_ids)
-        return ids[size:] if ids[:size] == self._lead_ids else self._encode(text)
+        ids = ids[size:] if ids[:size] == self._lead_ids else self._encode(text)
+        return ids if b"".join(map(self._table.get, ids)) == text.encode() else self._spell(text)
 
     def _add_end(self) -> int:
         """A token that the model does not have, for a base without any that ends."""
         self.tokens.append(b"<|end of answer|>")
         self.special_token_ids.append(len(self.tokens) - 1)
         return len(self.tokens) - 1
+
+    def _spell(self, text: str) -> list[int]:
+        """Write text as single characters and bytes where the tokenizer would change it."""
+        ids: list[int] = []
+        for char in text:
+            piece = char.encode()
+            if piece in self._piece_to_id:
+                ids.append(self._piece_to_id[piece])
+            else:
+                ids += [self._piece_to_id.get(bytes([byte]), -1) for byte in piece]
+        # what it has no tokens for ends the part that is forced
+        return ids[: ids.index(-1)] if -1 in ids else ids
 
     def _encode(self, text: str) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=False).ids)

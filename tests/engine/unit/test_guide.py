@@ -99,6 +99,29 @@ def test_forced_text_is_written_as_the_tokenizer_writes_it(world):
     assert ids == encoded[len(lead) :]
 
 
+# the last one is no text that a tokenizer with a normalizer keeps
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>b", "x</s><s>", "<unk>", "cafe\u0301"])
+@pytest.mark.parametrize("kind", ["regex", "lark", "const"])
+def test_text_that_names_a_special_token_is_written_as_text(world, text, kind):
+    quoted = json.dumps(text, ensure_ascii=False)
+    grammars = {
+        "regex": lambda: llguidance.LLMatcher.grammar_from_regex(text.replace("|", r"\|")),
+        "lark": lambda: llguidance.LLMatcher.grammar_from_lark(f"start: {quoted}"),
+        "const": lambda: llguidance.LLMatcher.grammar_from_json_schema({"const": text}),
+    }
+    guide = world.open(grammars[kind]())
+    assert world.write(guide, 0) == (quoted if kind == "const" else text)
+
+
+def test_special_token_that_a_grammar_names_by_id_is_that_token(world):
+    (eos,) = world.eos
+    name = next(name for name, token_id in world.table.special_ids.items() if token_id == eos)
+    guide = world.open(f'start: <[{eos}]> "{name}"')
+    assert world.allowed(guide) == [eos]
+    world.advance(guide, eos)
+    assert world.write(guide, 0) == name
+
+
 def test_an_answer_may_end_only_where_the_grammar_allows_it(world):
     guide = world.open(llguidance.LLMatcher.grammar_from_regex("[ab]{2,4}"))
     (eos,) = world.eos
