@@ -107,7 +107,8 @@ class Choice:
         if not self._pending and not self._entries and not self._calls and finish is None and prompt is None:
             return None
         self._is_finish_taken = finish is not None
-        if finish == "stop" and self._reader is not None and self._reader.num_calls:
+        reader = self._reader
+        if finish == "stop" and reader is not None and reader.num_calls and not reader.has_broken_call:
             finish = "tool_calls"
         text, entries, calls = "".join(self._pending), self._entries, merge(self._calls)
         self._pending, self._entries, self._calls, self._prompt, self.pending_bytes = [], [], [], None, 0

@@ -12,6 +12,8 @@ from loraplex_engine.errors import ClientGoneError, ReplicaFailedError
 from loraplex_engine.server import generation as module
 from loraplex_engine.server.generation import Generation, GenerationSpec
 from loraplex_engine.server.logprob import CompletionLogprobs
+from loraplex_engine.server.tool.format import FORMATS
+from loraplex_engine.server.tool.plan import ToolPlan
 from loraplex_engine.token_table import TokenTable
 from loraplex_engine.wire.done import RequestDone
 from loraplex_engine.wire.messages import AddRequest, RequestStats, SamplingParams, TokenEvent, TokenLogprobs
@@ -140,3 +142,13 @@ async def test_updates_do_not_depend_on_when_they_are_taken() -> None:
     core.say("r-1", "b2", "stop")
     batches = [[(item.index, item.text, item.finish) for item in batch] async for batch in generation.updates()]
     assert batches == [[(0, "a1a2", "length"), (1, "b1b2", "stop")]]
+
+
+@pytest.mark.parametrize(("stops", "finish"), [([], "tool_calls"), (["sl"], "stop"), (["</tool"], "tool_calls")])
+async def test_answer_with_half_a_call_has_not_ended_with_calls(stops: list[str], finish: str) -> None:
+    core = ListCore()
+    plan = ToolPlan(FORMATS["hermes"], ("f",), is_required=False, grammar=None, visible=frozenset())
+    generation, _ = build(core, stops=stops, plan=plan)
+    core.say("r-0", '<tool_call>{"name": "f", "arguments": {"city": "Oslo"}}</tool_call>', "stop")
+    [update] = [item for batch in [batch async for batch in generation.updates()] for item in batch]
+    assert (update.finish, len(update.calls)) == (finish, 1)

@@ -33,7 +33,7 @@ class CallSink(Protocol):
         """Add to the arguments of the call that began last."""
 
     def end(self) -> None:
-        """End the call; what was read so far belongs to it."""
+        """Note that the arguments are complete; what was read so far belongs to the call."""
 
 
 def read_calls(sink: CallSink, form: ToolFormat) -> Scan[None]:
@@ -174,6 +174,7 @@ def _pass_arguments(sink: CallSink, name: str) -> Scan[None]:
         char = yield
         is_open = _send(scan, char)
         sink.add(char)
+    sink.end()
 
 
 def _hold_arguments(char: str) -> Scan[str]:

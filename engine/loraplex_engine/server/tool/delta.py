@@ -37,3 +37,7 @@ class ToolReader(Protocol):
     @property
     def num_calls(self) -> int:
         """Calls that have begun."""
+
+    @property
+    def has_broken_call(self) -> bool:
+        """Whether the arguments of a call that has begun have not come to their end."""

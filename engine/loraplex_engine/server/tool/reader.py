@@ -40,9 +40,15 @@ class CallReader:
         self._pending = ""
         self._raw: list[str] = []
         self._is_start, self._is_behind_call, self._has_begun = True, False, False
+        self._was_broken = self._is_unfinished = False
         self._text: list[str] = []
         self._calls: list[CallDelta] = []
         self._arguments: list[str] = []
+
+    @property
+    def has_broken_call(self) -> bool:
+        """Whether the arguments of a call that has begun have not come to their end."""
+        return self._was_broken or self._is_unfinished
 
     def push(self, text: str, /) -> Parsed:
         """Take more text; return what it settles. What may yet become a call is held back."""
@@ -66,6 +72,7 @@ class CallReader:
         self._calls.append(CallDelta(index=self.num_calls, id=_make_id(), name=name))
         self.num_calls += 1
         self._has_begun = True
+        self._was_broken, self._is_unfinished = self.has_broken_call, True
         self._raw = []
 
     def add(self, arguments: str, /) -> None:
@@ -74,7 +81,8 @@ class CallReader:
         self._raw = []
 
     def end(self) -> None:
-        """End the call; what was read so far belongs to it."""
+        """Note that the arguments are complete; what was read so far belongs to the call."""
+        self._is_unfinished = False
         self._raw = []
 
     def _read_plain(self, text: str) -> str:

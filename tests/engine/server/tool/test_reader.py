@@ -166,6 +166,30 @@ def test_half_a_call_is_content_unless_it_must_be_a_call() -> None:
         assert collect([reader.push(text), reader.flush()]) == (content, [])
 
 
+@pytest.mark.parametrize(
+    ("form", "text", "broken"),
+    [
+        (HERMES, "plain", False),
+        (HERMES, WEATHER, False),
+        # whole arguments are a whole call, whatever has become of the marks
+        (HERMES, WEATHER[:-14], False),
+        (HERMES, '<tool_call>{"name": "f"}', False),
+        (HERMES, '<tool_call>{"name": "f"', False),
+        (HERMES, WEATHER[:-15], True),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {\'a\': 1}}' + WEATHER, True),
+        (HERMES, f'{WEATHER}<tool_call>{{"name": "f", "arguments": {{', True),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1}', False),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1', True),
+    ],
+)
+def test_a_call_is_broken_while_its_arguments_are(form: ToolFormat, text: str, broken: bool) -> None:
+    reader = CallReader(form, NAMES)
+    for char in text:
+        reader.push(char)
+    reader.flush()
+    assert reader.has_broken_call is broken
+
+
 def test_content_waits_no_longer_than_it_may_become_a_call() -> None:
     reader = CallReader(HERMES, NAMES)
     assert [reader.push(piece).text for piece in ("a <", "to", "o ", "b")] == ["a", "", " <too", " b"]
