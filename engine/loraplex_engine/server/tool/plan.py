@@ -34,11 +34,19 @@ class ToolPlan(msgspec.Struct, frozen=True):
     grammar: GrammarTask | None
     visible: frozenset[int]
     """Special tokens that are text to the reader."""
+    has_answer: bool = False
+    """An answer without calls is JSON that a schema allows."""
 
     def build_reader(self) -> ToolReader:
         """Return the reader of one choice."""
         is_certain = self.grammar is not None
-        return CallReader(self.form, self.names, is_certain=is_certain, is_only_calls=self.is_required)
+        return CallReader(
+            self.form,
+            self.names,
+            is_certain=is_certain,
+            is_only_calls=self.is_required,
+            has_answer=self.has_answer,
+        )
 
 
 def offered_tools(request: ChatRequest) -> list[Tool]:
@@ -83,6 +91,7 @@ def build_plan(
         is_required=is_required,
         grammar=grammar,
         visible=frozenset(special_ids[mark] for mark in form.marks if mark in special_ids),
+        has_answer=answer is not None,
     )
 
 

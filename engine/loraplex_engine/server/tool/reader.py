@@ -25,16 +25,26 @@ class CallReader:
     """The `ToolReader` of one choice; also the sink of the calls that it meets.
 
     Under a grammar an opener surely begins a call (`is_certain`), or there is nothing but calls (`is_only_calls`): then
-    what an answer that was cut off has of its last call is not content.
+    what an answer that was cut off has of its last call is not content. Where the answer may be JSON instead
+    (`has_answer`), it is calls from its start or content as a whole: JSON text may hold an opener.
     """
 
     def __init__(
-        self, form: ToolFormat, names: Iterable[str], *, is_certain: bool = False, is_only_calls: bool = False
+        self,
+        form: ToolFormat,
+        names: Iterable[str],
+        *,
+        is_certain: bool = False,
+        is_only_calls: bool = False,
+        has_answer: bool = False,
     ) -> None:
         self.names = frozenset(names)
         self.num_calls = 0
         self._form = form
         self._is_certain, self._is_only_calls = is_certain or is_only_calls, is_only_calls
+        self._has_answer, self._is_sure = has_answer, False
+        # where calls need no opener JSON may look like one
+        self._is_certain &= not (has_answer and form.is_opener_optional)
         self._scan: Scan[None] | None = None
         # text not given out: before an opener, and of calls that may yet be none
         self._pending = ""
@@ -61,7 +71,7 @@ class CallReader:
         if self._scan is None:
             is_end_of_call = self._is_behind_call and not self._pending.strip(WHITESPACE)
             self._give("" if is_end_of_call or self._is_only_calls else self._pending)
-        elif not self._has_begun and not self._is_certain:
+        elif not self._has_begun and not self._is_sure:
             self._give("".join(self._raw))
         self._pending, self._raw, self._scan = "", [], None
         return self._take()
@@ -88,11 +98,14 @@ class CallReader:
     def _read_plain(self, text: str) -> str:
         """Give out what precedes a call; return the text behind the call's opener."""
         text, self._pending = self._pending + text, ""
+        if self._has_answer and not self._is_start:
+            self._give(text)
+            return ""
         start = len(text) - len(text.lstrip(WHITESPACE))
         if self._form.is_opener_optional and self._is_start and start < len(text) and text[start] in "{[":
             return self._open(text, start, start)
         begin = text.find(self._form.opener)
-        if begin >= 0:
+        if begin == start or (begin >= 0 and not self._has_answer):
             return self._open(text, begin, begin + len(self._form.opener))
         cut = _split_space(text, len(text) - _tail_length(text, self._form.opener))
         self._give(text[:cut])
@@ -103,6 +116,8 @@ class CallReader:
         cut = _split_space(text, begin)
         self._give(text[:cut])
         self._raw, self._has_begun = [text[cut:end]], False
+        # no grammar writes an opener that calls do not need: it is text
+        self._is_sure = self._is_certain and not (self._form.is_opener_optional and end > begin)
         self._scan = read_calls(self, self._form)
         next(self._scan)
         return text[end:]

@@ -155,3 +155,11 @@ def test_each_choice_has_a_reader_of_its_own() -> None:
     first, second = made.build_reader(), made.build_reader()
     first.push('<tool_call>{"name": "one"}</tool_call>')
     assert (first.num_calls, second.num_calls) == (1, 0)
+
+
+def test_where_the_answer_may_be_json_an_opener_in_it_is_content() -> None:
+    made = plan(SCHEMA)
+    assert made is not None
+    reader = made.build_reader()
+    text = '"<tool_call>[{ab'
+    assert reader.push(text).text + reader.flush().text == text

@@ -164,6 +164,27 @@ def test_half_a_call_is_content_unless_it_must_be_a_call() -> None:
     text = 'a <tool_call>\n{"name": "ge'
     for reader, content in ((CallReader(HERMES, NAMES), text), (CallReader(HERMES, NAMES, is_certain=True), "a")):
         assert collect([reader.push(text), reader.flush()]) == (content, [])
+    for text, content in (('{"name": "ge', ""), ('a <|python_tag|>{"na', 'a <|python_tag|>{"na')):
+        reader = CallReader(LLAMA3, NAMES, is_certain=True)
+        assert collect([reader.push(text), reader.flush()]) == (content, [])
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_json_that_holds_an_opener_is_content_wherever_it_is_cut(name: str) -> None:
+    form = FORMATS[name]
+    for text in (f'"{form.opener}[{{ab {form.opener}f[ARGS]{{"', f'{{"a": " {form.opener} {form.opener}[{{x"}}', "[1,"):
+        for end in range(len(text) + 1):
+            reader = CallReader(form, NAMES, is_certain=True, has_answer=True)
+            parts = [*(reader.push(char) for char in text[:end]), reader.flush()]
+            assert collect(parts) == (text[:end], [])
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_calls_are_read_where_the_answer_might_have_been_json(name: str) -> None:
+    calls = [F1, OSLO]
+    reader = CallReader(FORMATS[name], NAMES, is_certain=True, has_answer=True)
+    text = write_calls(calls, FORMATS[name])
+    assert collect([*(reader.push(char) for char in text), reader.flush()]) == ("", calls)
 
 
 @pytest.mark.parametrize(
