@@ -104,7 +104,7 @@ class Engine:
         if request.params.grammar is not None:
             if self._guides is None:
                 raise GrammarError("This engine follows no grammars.")
-            request.guide = self._guides.open(request.params)
+            request.guide = self._guides.open(request.params, request.tenant_id)
         self.scheduler.add(request)
 
     def abort(self, request_id: str, reason: str = "abort") -> TokenEvent | None:

@@ -14,6 +14,7 @@ from functools import partial
 import llguidance
 
 from loraplex_engine.errors import GrammarError
+from loraplex_engine.guide.fair_thread import FairThread
 from loraplex_engine.guide.grammar_guide import Endings, GrammarGuide, Sizes, check_matcher
 from loraplex_engine.guide.vocabulary import build_limits
 from loraplex_engine.wire.messages import SamplingParams
@@ -34,12 +35,12 @@ class Guides:
         self._eos_token_ids = tuple(eos_token_ids)
         self._limits = build_limits()
         self._built: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        # builds one after the other: choices of one request find what the first has built
-        self._builder = ThreadPoolExecutor(1, thread_name_prefix="grammar-build")
+        # builds one after the other, tenants in turn: choices of one request find what the first has built
+        self._builder = FairThread("grammar-build")
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
 
-    def open(self, params: SamplingParams) -> GrammarGuide:
-        """Return the guide of a request that has a grammar; nothing is built yet.
+    def open(self, params: SamplingParams, tenant_id: str = "") -> GrammarGuide:
+        """Return the guide of a request that has a grammar; nothing is built yet. Tenants take turns in that.
 
         Raises:
             GrammarError: The base's tokenizer allows for none.
@@ -52,7 +53,7 @@ class Guides:
             partial(self._build, vocabulary, params.grammar),
             Endings.of(params, self._eos_token_ids),
             Sizes(vocabulary.vocab_size, self._vocab_size),
-            self._builder.submit,
+            partial(self._builder.submit, tenant_id),
             self._threads.submit,
         )
 
