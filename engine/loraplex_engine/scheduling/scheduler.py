@@ -95,7 +95,10 @@ class Scheduler:
             DrainingError: The engine takes no new requests.
             LoadFailedError, DigestMismatchError: Its adapter lately failed to load.
             AdapterQuarantinedError: Its adapter is not served here any more.
+            RequestError: It has no tokens: it could never start, and hold back all behind it.
         """
+        if not request.prompt_ids:
+            raise RequestError("The prompt has no tokens.")
         if self.is_draining:
             raise DrainingError
         failure = self._residency.find_failure(request.digest) if request.digest else None

@@ -12,6 +12,7 @@ from loraplex_engine.errors import (
     DigestMismatchError,
     LoadFailedError,
     QueueFullError,
+    RequestError,
     StepFailedError,
     TooLargeForCacheError,
 )
@@ -27,6 +28,14 @@ def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
     assert shape(world.step()[0]) == [("short", 2, 1, True), ("long", 0, 7, False)]
     assert shape(world.step()[0]) == [("short", 3, 1, True), ("long", 7, 7, False)]
     assert shape(world.step()[0]) == [("short", 4, 1, True), ("long", 14, 4, True)]
+
+
+def test_a_request_without_tokens_is_refused_and_holds_nobody_back() -> None:
+    world = World()
+    with pytest.raises(RequestError, match="no tokens"):
+        world.request("nothing", 0)
+    world.request("behind")
+    assert shape(world.step()[0]) == [("behind", 0, 4, True)]
 
 
 def test_admission_skips_request_whose_adapter_is_not_ready() -> None:
