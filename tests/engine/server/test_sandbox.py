@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loraplex_engine.errors import InvalidRequestError, NotReadyError
 from loraplex_engine.server.chat_template import Chat
+from loraplex_engine.server.sandbox import process
 from loraplex_engine.server.sandbox.client import Sandbox
-from loraplex_engine.server.sandbox.task import RenderTask
+from loraplex_engine.server.sandbox.task import MAX_ANSWER_BYTES, InspectTask, Refused, RenderTask, Text
 from loraplex_engine.server.sandbox.turn import Turns
 
 CHAT = Chat([{"role": "user", "content": "Hi \U0001fae0"}])
@@ -168,3 +170,23 @@ async def test_turns_rotate_among_tenants_and_waits_are_bounded() -> None:
         await work("a")
     await slow
     assert turns.is_idle
+
+
+async def test_half_of_a_character_in_a_template_is_said_to_be_that(sandbox: Sandbox) -> None:
+    with pytest.raises(InvalidRequestError, match="lone surrogate") as caught:
+        await render(sandbox, HOSTILE["surrogate"])
+    assert caught.value.param == "messages"
+
+
+def test_a_task_that_fails_in_an_unforeseen_way_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> Any:
+        raise KeyError("x")
+
+    monkeypatch.setattr(process, "run_task", fail)
+    answer = msgspec.msgpack.decode(process._make_answer(InspectTask("x")), type=Refused)
+    assert (answer.param, "ended unexpectedly (KeyError)" in answer.message) == ("messages", True)
+
+
+def test_an_answer_that_is_too_large_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "run_task", lambda _: Text("x" * (MAX_ANSWER_BYTES + 1)))
+    assert "more than 16 MiB" in msgspec.msgpack.decode(process._make_answer(InspectTask("x")), type=Refused).message

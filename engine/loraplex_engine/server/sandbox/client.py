@@ -203,7 +203,8 @@ _CODE_TO_ERROR: dict[str, Callable[..., InvalidRequestError]] = {
 def _read_answer(body: bytes, kind: type[_Answer], param: str) -> _Answer:
     if not body:
         raise InvalidRequestError(
-            "This takes more than 250 ms of processor time or 512 MiB of memory to prepare; make it simpler.",
+            "The process that prepares this was ended: it took more than 250 ms of processor time or 512 MiB of "
+            "memory, or it crashed. Make this simpler.",
             param=param,
         )
     try:

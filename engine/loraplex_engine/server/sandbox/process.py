@@ -71,13 +71,28 @@ def _answer_and_end(connection: socket.socket) -> None:
     try:
         limit_task(MAX_CPU_S)
         connection.sendall(BEGUN)
-        answer = encode_answer(run_task(decode_task(_read_all(connection))))
+        answer = _make_answer(decode_task(_read_all(connection)))
         # what was allowed is spent on the work, not on the way back
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if len(answer) <= MAX_ANSWER_BYTES:
-            connection.sendall(answer)
+        connection.sendall(answer)
     finally:
         os._exit(0)
+
+
+def _make_answer(task: Any) -> bytes:
+    """Return the bytes of an answer to any task: nothing says that the kernel has ended it, so that is not for here."""
+    try:
+        answer = encode_answer(run_task(task))
+    except MemoryError:
+        return encode_answer(_refuse(task, "It takes too much memory."))
+    except UnicodeEncodeError:
+        return encode_answer(_refuse(task, "It holds half of a character (a lone surrogate), which is no text."))
+    # a task runs what clients wrote, and they wait for an answer
+    except Exception as error:  # noqa: BLE001
+        return encode_answer(_refuse(task, f"What prepares this ended unexpectedly ({type(error).__name__})."))
+    if len(answer) > MAX_ANSWER_BYTES:
+        return encode_answer(_refuse(task, f"What is made of this has more than {MAX_ANSWER_BYTES >> 20} MiB."))
+    return answer
 
 
 def _read_all(connection: socket.socket) -> bytes:
