@@ -126,6 +126,8 @@ def _close(schema: dict[str, Any]) -> dict[str, Any]:
     """Say that arguments are an object of the properties that are named, which is what a weak model needs to end."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     is_plain = isinstance(properties, dict) and isinstance(required, list)
-    if is_plain and schema.keys() <= _CLOSABLE and all(name in properties for name in required):
+    # anything but names is refused where the grammar is compiled
+    is_plain = is_plain and all(isinstance(name, str) and name in properties for name in required)
+    if is_plain and schema.keys() <= _CLOSABLE:
         return {"type": "object"} | schema | {"properties": properties, "additionalProperties": False}
     return {"type": "object"} | schema

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
 import pytest
 
 from loraplex_engine.errors import InvalidRequestError
+from loraplex_engine.server.constraint.compile import compile_grammar
+from loraplex_engine.server.constraint.keyword import ENFORCED
 from loraplex_engine.server.constraint.task import GrammarTask, JsonSchema, LarkTask, RegexTask, SchemaTask
 from loraplex_engine.server.tool.format import FORMATS
 from loraplex_engine.server.tool.plan import MAX_TOOLS, MAX_TOOLS_BYTES, ToolPlan, build_plan, offered_tools
@@ -163,3 +166,60 @@ def test_where_the_answer_may_be_json_an_opener_in_it_is_content() -> None:
     reader = made.build_reader()
     text = '"<tool_call>[{ab'
     assert reader.push(text).text + reader.flush().text == text
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, 1.0, -1, 0.1, 1e300, 2**70, "", "a", "#", "#/properties", "#/required/0"),
+    *([], [[]], [{}], ["a", {}], {}, {"$ref": {}}, {"type": []}, {"required": [[]]}, {"$anchor": "a"}, {"enum": [{}]}),
+)
+WHOLE = {
+    "type": "object",
+    "properties": {
+        "a": {"type": ["integer", "null"], "minimum": 1, "maximum": 9, "multipleOf": 0.5},
+        "b": {"type": "array", "items": {"$ref": "#/$defs/n"}, "minItems": 1, "prefixItems": [{"const": 1}]},
+        "c": {"anyOf": [{"type": "string", "pattern": "^a$", "maxLength": 3}, {"enum": [1, "x"]}]},
+    },
+    "required": ["a", "b"],
+    "$defs": {"n": {"$anchor": "n", "type": "object", "patternProperties": {"^x": {"$ref": "#n"}}, "minProperties": 1}},
+}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_schema_holds_is_taken_or_refused(seed: int) -> None:
+    rng, params = random.Random(seed), set[str | None]()
+    for _ in range(10):
+        schema = mutate(rng, WHOLE)
+        if not isinstance(schema, dict):
+            continue
+        fields = rng.choice([{"tool_choice": "required"}, {"parallel_tool_calls": False}, {}])
+        tools = [function("f", schema, strict=rng.random() < 0.5)]
+        answer = None if fields else SchemaTask("x", JsonSchema(schema, "x"))
+        try:
+            made = plan(answer, tools=tools, **fields)
+            if made is not None and made.grammar is not None:
+                compile_grammar(made.grammar)
+        except InvalidRequestError as refused:
+            params.add(refused.param)
+    assert params <= {"tools", "x"}
+
+
+@pytest.mark.parametrize("required", [[{}], [[]], ["a", {}]])
+def test_required_that_is_no_list_of_names_is_refused(required: Any) -> None:
+    made = plan(tools=[function("f", {"required": required})], tool_choice="required")
+    assert made is not None
+    assert made.grammar is not None
+    with pytest.raises(InvalidRequestError, match="must be a list of names") as refused:
+        compile_grammar(made.grammar)
+    assert refused.value.param == "tools"
+
+
+def mutate(rng: random.Random, value: Any) -> Any:
+    """Return a copy with some odd values in it."""
+    if rng.random() < 0.04:
+        return rng.choice(ODD)
+    if isinstance(value, dict):
+        changed = {name: mutate(rng, one) for name, one in value.items() if rng.random() < 0.97}
+        if rng.random() < 0.1:
+            changed[rng.choice(sorted(ENFORCED))] = rng.choice(ODD)
+        return changed
+    return [mutate(rng, one) for one in value] if isinstance(value, list) else value
