@@ -19,7 +19,7 @@ from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.constraint.fault import explain, of_regex, shorten, without_place
 from loraplex_engine.server.constraint.node import Schema, children
 from loraplex_engine.server.constraint.place import join
-from loraplex_engine.server.constraint.recursion import can_end
+from loraplex_engine.server.constraint.recursion import can_end, find_stray
 from loraplex_engine.server.constraint.schema import prepare_schema
 from loraplex_engine.server.constraint.task import ChoiceTask, GrammarTask, JsonSchema, LarkTask, RegexTask, SchemaTask
 
@@ -117,6 +117,9 @@ def _read_lark(text: str, param: str) -> str:
 
 def _prepare(part: JsonSchema, param: str) -> Schema:
     schema = prepare_schema(part, param)
+    stray = find_stray(schema)
+    if stray is not None:
+        raise InvalidRequestError(f"`{part.where}`: a `$ref` points to no schema: {shorten(stray)}", param=param)
     if not can_end(schema):
         raise InvalidRequestError(
             f"`{part.where}` describes no value that ends: an object must hold another of its kind, without end.",

@@ -7,9 +7,11 @@ symbols of context-free grammars are found.
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 from loraplex_engine.server.constraint.node import Schema, children
 
+_MAX_DIGITS = 4
 _SCALARS = frozenset(("boolean", "integer", "null", "number", "string"))
 
 
@@ -24,27 +26,35 @@ def can_end(schema: Schema) -> bool:
         finite |= more
 
 
+def find_stray(schema: Schema) -> str | None:
+    """Return a reference of a checked schema to something in it that is no schema."""
+    return next((ref for ref, target in _find_targets(schema).items() if target is None), None)
+
+
 def _find_targets(schema: Schema) -> dict[str, Any]:
-    """Each reference with what it points to; those that point to nothing known here count as finite."""
+    """Each reference with the schema that it points to, None where something else is there, True where nothing is."""
     refs: set[str] = set()
+    nodes: set[int] = set()
     anchors: dict[str, Any] = {}
     waiting: list[Any] = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
+            nodes.add(id(node))
             if "$ref" in node:
                 refs.add(node["$ref"])
             if "$anchor" in node:
                 anchors[f"#{node['$anchor']}"] = node
             waiting.extend(child for _, child in children(node))
-    return {ref: anchors.get(ref, _resolve(schema, ref)) for ref in refs}
+    targets = {ref: anchors.get(ref, _resolve(schema, ref)) for ref in refs}
+    return {ref: one if isinstance(one, bool) or id(one) in nodes else None for ref, one in targets.items()}
 
 
 def _resolve(schema: Schema, ref: str) -> Any:
     target: Any = schema
     for step in ref.removeprefix("#").split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal() and len(name) <= _MAX_DIGITS and int(name) < len(target):
             target = target[int(name)]
         elif isinstance(target, dict) and name in target:
             target = target[name]

@@ -13,6 +13,7 @@ from loraplex_engine.server.constraint import keyword
 from loraplex_engine.server.constraint.closing import close_objects
 from loraplex_engine.server.constraint.node import Schema
 from loraplex_engine.server.constraint.place import join
+from loraplex_engine.server.constraint.steps import move_bounds
 from loraplex_engine.server.constraint.task import JsonSchema
 
 MAX_SCHEMA_DEPTH = 64
@@ -58,6 +59,7 @@ class _Walk:
         self._has_old_items = bool(dialect) and "2020-12" not in dialect
         self._has_old_bounds = "draft-04" in dialect
         self._num_nodes = 0
+        self._anchors: set[str] = set()
 
     def read(self, schema: Any, where: str, *, depth: int) -> Any:
         """Return a checked copy."""
@@ -75,7 +77,16 @@ class _Walk:
             if self._is_kept(name, value, schema, where):
                 kept[name] = self._read_value(name, value, join(where, name), depth + 1)
         _check_together(kept, where)
+        self._note_anchor(kept, where)
+        move_bounds(kept)
         return kept
+
+    def _note_anchor(self, schema: Schema, where: str) -> None:
+        anchor = schema.get("$anchor")
+        if anchor in self._anchors:
+            raise _FaultError(f"`{join(where, '$anchor')}` names a schema as another one is named.")
+        if anchor is not None:
+            self._anchors.add(anchor)
 
     def _is_kept(self, name: str, value: Any, schema: Schema, where: str) -> bool:
         """Whether a keyword goes to the grammar; raises if it may not be there."""
@@ -105,6 +116,8 @@ class _Walk:
         if name in keyword.SCHEMA_KEYWORDS:
             return self.read(value, where, depth=depth)
         _check_value(name, value, where, has_old_bounds=self._has_old_bounds)
+        if name in keyword.COUNT_KEYWORDS:
+            return int(value)
         if name == "format" and value not in keyword.FORMATS and not self._is_lenient:
             raise _FaultError(f"`{where}` must be one of {', '.join(sorted(keyword.FORMATS))}.")
         return value

@@ -100,6 +100,13 @@ def test_keyword_that_is_not_enforced_is_refused_with_its_place(name: str) -> No
             "`where.items` cannot be honoured: several alternatives of `oneOf`",
         ),
         ({"properties": {"a\n": {"not": {}}}}, '`where.properties["a\\n"].not`: this keyword'),
+        (
+            {"$defs": {"a": {"$anchor": "z", "type": "null"}, "b": {"$anchor": "z"}}, "$ref": "#z"},
+            "`where.$defs.b.$anchor` names a schema as another one is named",
+        ),
+        ({"properties": {"$ref": {}, "type": True}, "$ref": "#/properties"}, "points to no schema: #/properties"),
+        ({"const": {"type": "null"}, "$ref": "#/const"}, "points to no schema: #/const"),
+        ({"anyOf": [INTEGER], "$ref": "#/anyOf/" + "9" * 5000}, "Failed to parse array index"),
         ({"const": 1, "type": "string"}, "Unsatisfiable"),
         ({"enum": [{"a": [2**53 + 1]}]}, "`where.enum` holds a number beyond 2^53"),
         ({"type": "integer", "enum": [-1e19]}, "`where.enum` holds a number beyond 2^53"),
@@ -125,6 +132,7 @@ def test_what_is_wrong_is_said_with_its_place(schema: Any, message: str) -> None
         {"$defs": {"n": {"$anchor": "n", "type": "array", "items": {"$ref": "#n"}, "minItems": 1}}, "$ref": "#n"},
         {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#"}},
         {"type": "array", "prefixItems": [INTEGER, {"$ref": "#"}], "minItems": 2},
+        {"type": "object", "properties": {"a": {"$ref": "#/%70roperties/a"}}, "required": ["a"]},
         {
             "$defs": {
                 "x": {"type": "string"},
@@ -194,6 +202,18 @@ def test_schema_that_no_finite_value_matches_is_refused(schema: Any) -> None:
         ({"const": {"a": [1, None, "ü\n"]}}, ['{"a":[1,null,"ü\\n"]}'], ['{"a":[]}']),
         ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": INTEGER}, "$ref": "#/$defs/a"}, ["1"], ['"1"']),
         ({"enum": [2**53, 1 - 2**53]}, ["9007199254740992", "-9007199254740991"], ["9007199254740991"]),
+        ({"type": "number", "multipleOf": 0.1, "minimum": 0.05, "maximum": 0.15}, ["0.1"], ["0", "0.2", "0.15"]),
+        ({"type": "number", "multipleOf": 0.1, "minimum": -0.35, "maximum": -0.05}, ["-0.1", "-0.3"], ["0", "-0.4"]),
+        (
+            {"type": "number", "multipleOf": 0.1, "exclusiveMinimum": 0, "exclusiveMaximum": 0.3},
+            ["0.1", "0.2"],
+            ["0", "0.3"],
+        ),
+        (
+            {"type": "object", "minProperties": 1.0, "properties": {"a": {"type": "array", "maxItems": 1.0}}},
+            ['{"a":[1]}'],
+            ["{}", '{"a":[1,1]}'],
+        ),
         ({"type": "string", "maxLength": 2}, ['"é🙂"'], ['"abc"', '"a\n"']),
     ],
 )
