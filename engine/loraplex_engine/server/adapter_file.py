@@ -9,10 +9,12 @@ import asyncio
 import hashlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loraplex_engine.errors import InvalidRequestError, LoadFailedError
+from loraplex_engine.server.thread import run_in_thread
 from loraplex_registry.peft.file_rule import MAX_TEMPLATE_BYTES, TEMPLATE_FILE
 from loraplex_registry.wire.digest import artifact_path
 
@@ -52,10 +54,9 @@ class AdapterFiles:
             from loraplex_registry.wire.client import ArtifactClient
 
             self._client = ArtifactClient(self._registry_url, self._engine_key)
-        fetch = asyncio.get_running_loop().run_in_executor(self._threads, self._read, digest)
         try:
             async with asyncio.timeout(_FETCH_S):
-                data = await fetch
+                data = await run_in_thread(partial(self._read, digest), self._threads)
         except TimeoutError:
             raise LoadFailedError("The registry takes too long to send this adapter's chat template.") from None
         try:

@@ -25,6 +25,7 @@ from loraplex_engine.server.front import Front, build_state
 from loraplex_engine.server.guard import build_guard
 from loraplex_engine.server.hook import HOOK_ROUTES
 from loraplex_engine.server.http_error import handle_exception
+from loraplex_engine.server.preparation import prepare
 from loraplex_engine.wire.done import BASE_DIGEST, DIGEST, RequestStatus
 from loraplex_engine.wire.messages import DropAdapter, GetMetrics, GetState, LoadAdapter
 from loraplex_engine.wire.openai import ModelCard, ModelList, TokenizeResponse
@@ -40,21 +41,21 @@ DRAIN_TIMEOUT_S = 30.0
 async def create_chat(request: Request[Any, Any, State], front: NamedDependency[Front]) -> ASGIApp:
     """Answer a chat."""
     caller = read_caller(request.headers, request.state.identity)
-    return await front.create_chat(await read_json(request), caller)
+    return await prepare(request, caller, front.create_chat(await read_json(request), caller))
 
 
 @post("/v1/completions", status_code=200)
 async def create_completion(request: Request[Any, Any, State], front: NamedDependency[Front]) -> ASGIApp:
     """Continue a prompt."""
     caller = read_caller(request.headers, request.state.identity)
-    return await front.create_completion(await read_json(request), caller)
+    return await prepare(request, caller, front.create_completion(await read_json(request), caller))
 
 
 @post("/v1/tokenize", status_code=200)
 async def tokenize(request: Request[Any, Any, State], front: NamedDependency[Front]) -> Response[TokenizeResponse]:
     """Return the ids of a prompt."""
     caller = read_caller(request.headers, request.state.identity)
-    tokens, digest = await front.tokenize(await read_json(request), caller)
+    tokens, digest = await prepare(request, caller, front.tokenize(await read_json(request), caller))
     return Response(tokens, headers={DIGEST: digest or BASE_DIGEST})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from loraplex_registry.wire.ids import new_public_id
 MAX_BODY_BYTES = 4 << 20
 IDLE_BODY_S = 30.0
 DEFAULT_DEADLINE_S, MAX_DEADLINE_S = 600.0, 3600.0
+_LEAST_S = 0.001
 PLATFORM_TENANT = "platform"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 # headers of the identity contract that are not built, with the values that change nothing
@@ -46,6 +48,12 @@ class Caller(msgspec.Struct, frozen=True):
     wants_done: bool
     cache_salt: str = ""
     """Beside the client's own."""
+    began_at: float = msgspec.field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """What is left until the deadline; never nothing."""
+        return max(_LEAST_S, self.deadline_s - (time.monotonic() - self.began_at))
 
 
 async def read_json(request: Request[Any, Any, Any]) -> dict[str, Any]:

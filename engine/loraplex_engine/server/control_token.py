@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
 
+from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.chat_template import Chat
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
@@ -28,10 +30,21 @@ class Marks:
     """Two characters, and what they enclose."""
 
     def __init__(self, chat: Chat, source: str, pattern: re.Pattern[str]) -> None:
-        """Choose characters that neither the chat nor the template's `source` holds."""
+        """Choose characters that neither the chat nor the template's `source` holds.
+
+        Raises:
+            InvalidRequestError: They hold all.
+        """
         used = {char for text in [source, *_texts(chat)] for char in text if ord(char) >= _PRIVATE_USE[0]}
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        self._start, self._end = next(free), next(free)
+        marks = tuple(islice(free, 2))
+        if len(marks) < 2:
+            raise InvalidRequestError(
+                "The messages hold so many private-use characters that a control token in them cannot be marked as "
+                "plain text; leave some out.",
+                param="messages",
+            )
+        self._start, self._end = marks
         self._pattern = pattern
         start, end = map(_any_spelling, (self._start, self._end))
         self._pieces = re.compile(f"{start}({pattern.pattern}){end}|{start}|{end}")

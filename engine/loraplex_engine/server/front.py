@@ -27,7 +27,7 @@ from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.server.prompt import DEFAULT_COMPLETION_TOKENS, PromptReader, check_ids, fit_max_tokens
 from loraplex_engine.server.request_log import RequestLog
 from loraplex_engine.server.sandbox.client import Sandbox
-from loraplex_engine.server.spec import build_params, build_spec, check_generations, check_size
+from loraplex_engine.server.spec import build_params, build_spec, check_generations, check_min_tokens, check_size
 from loraplex_engine.server.template_library import TemplateFiles, TemplateLibrary
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire.done import RequestDone
@@ -187,9 +187,11 @@ class Front:
         check_ids(list(map(int, request.logit_bias)), facts.vocab_size, "logit_bias")
         longest = max(map(len, prompts))
         asked_by = next((name for name in LENGTHS if getattr(request, name, None) is not None), None)
-        return fit_max_tokens(
+        max_tokens = fit_max_tokens(
             longest, request.max_tokens, facts.max_model_len, default=default, param=param, asked_by=asked_by
         )
+        check_min_tokens(request.min_tokens, max_tokens)
+        return max_tokens
 
     def _answer_facts(self, prefix: str, request: SamplingFields, caller: Caller, facts: CoreReady) -> AnswerFacts:
         return AnswerFacts(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,6 +14,7 @@ from loraplex_engine.errors import ContextLengthError, InvalidRequestError
 from loraplex_engine.server.chat_input import ChatInput, build_chat, is_large
 from loraplex_engine.server.echo import PromptPart, read_echo
 from loraplex_engine.server.template import Template
+from loraplex_engine.server.thread import run_in_thread
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire import openai
 
@@ -42,15 +42,18 @@ class PromptReader:
         """Return the ids of a chat, as `template` writes it.
 
         Raises:
-            InvalidRequestError: The template refuses the chat, or it is surely too long.
+            InvalidRequestError: The template refuses the chat or writes nothing, or it is surely too long.
             NotReadyError: There was no place to render it in time.
         """
         build = partial(build_chat, chat, template.facts, template.special_tokens)
-        built = await asyncio.to_thread(build) if is_large(chat) else build()
+        built = await run_in_thread(build) if is_large(chat) else build()
         pieces = await template.render(built, tenant_id=tenant_id)
         text = "".join(piece or "" for piece in pieces)
         self._check_bound(text, max_model_len, "messages")
-        return await self._run(text, lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len))
+        ids = await self._run(text, lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len))
+        if not ids:
+            raise InvalidRequestError("The model's chat template makes nothing of these messages.", param="messages")
+        return ids
 
     async def read_text(self, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of one textual prompt. Raises as above."""
@@ -87,7 +90,7 @@ class PromptReader:
         """Do what takes as long as `text` is: at once, or in the thread."""
         if len(text) <= _LONG_TEXT_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await run_in_thread(work, self._thread)
 
 
 def _list_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
@@ -111,9 +114,9 @@ def _is_id(value: Any) -> bool:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raise InvalidRequestError unless there is at least one id and all are in the vocabulary."""
-    if not ids and param == "prompt":
-        raise InvalidRequestError("`prompt` must have at least one token.", param=param)
+    """Raise InvalidRequestError unless all are in the vocabulary, and a prompt has at least one."""
+    if not ids and param in ("prompt", "messages"):
+        raise InvalidRequestError(f"`{param}` must have at least one token.", param=param)
     if any(not 0 <= token < vocab_size for token in ids):
         raise InvalidRequestError(f"`{param}` may hold token ids from 0 to {vocab_size - 1}.", param=param)
 

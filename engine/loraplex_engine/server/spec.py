@@ -36,7 +36,7 @@ def build_params(
         top_k=request.top_k if 0 < request.top_k < vocab_size else 0,
         min_p=request.min_p,
         seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
-        min_tokens=min(request.min_tokens, max_tokens),
+        min_tokens=request.min_tokens,
         ignore_eos=request.ignore_eos,
         stop_token_ids=tuple(request.stop_token_ids),
         presence_penalty=request.presence_penalty,
@@ -76,12 +76,26 @@ def build_spec(
         stops=request.stop if isinstance(request.stop, list) else [request.stop],
         digest=digest,
         tenant_id=caller.tenant_id,
-        deadline_s=caller.deadline_s,
+        deadline_s=caller.left_s,
         priority=caller.priority,
         prompt_param=param,
         # neither can hold the NUL
         cache_salt=f"{caller.cache_salt}\0{request.cache_salt}" if caller.cache_salt else request.cache_salt,
     )
+
+
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
+    """Refuse an answer that would have to be longer than it may be, by what was asked or by what is left.
+
+    Raises:
+        InvalidRequestError: `param` is `min_tokens`.
+    """
+    if min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"`min_tokens` must not be above {max_tokens}, which is how many tokens this answer may have; lower it, "
+            "raise `max_tokens`, or shorten the prompt.",
+            param="min_tokens",
+        )
 
 
 def check_generations(num_prompts: int, n: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -12,6 +11,7 @@ from loraplex_engine.server.control_token import Marks, count_chars, has_control
 from loraplex_engine.server.sandbox.client import Sandbox
 from loraplex_engine.server.sandbox.task import RenderTask
 from loraplex_engine.server.template_facts import TemplateFacts
+from loraplex_engine.server.thread import run_in_thread
 from loraplex_engine.server.tokenizer import Tokenizer
 
 _Args = ParamSpec("_Args")
@@ -67,7 +67,7 @@ class Template:
             NotReadyError: The sandbox had no place in time.
         """
         is_small = len(chat.messages) <= _MAX_MESSAGES_HERE and count_chars(chat) <= _MAX_CHARS_HERE
-        run = _run_here if is_small else asyncio.to_thread
+        run = _run_here if is_small else _run_in_thread
         if not await run(has_control, chat, self._control):
             return [await self._write(chat, tenant_id, is_small=is_small)]
         marks = await run(Marks, chat, self.source, self._control)
@@ -89,5 +89,10 @@ class Template:
 
 
 async def _run_here(work: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
-    """Do at once what takes no time; `asyncio.to_thread` does the rest."""
+    """Do at once what takes no time."""
     return work(*args, **kwargs)
+
+
+async def _run_in_thread(work: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+    """Do the rest off the loop."""
+    return await run_in_thread(partial(work, *args, **kwargs))

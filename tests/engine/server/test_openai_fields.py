@@ -112,7 +112,7 @@ async def ask(rig: Rig, endpoint: Endpoint, body: dict[str, Any]) -> tuple[Answe
     response = await rig.post(PATHS[endpoint], {name: value for name, value in body.items() if value is not None})
     is_stream = response.headers["content-type"].startswith("text/event-stream")
     answer = read_answer(endpoint, response.status_code, response.content, is_stream=is_stream)
-    return answer, [msgspec.to_builtins(added) | {"request_id": ""} for added in rig.core.added]
+    return answer, [msgspec.to_builtins(added) | {"request_id": "", "deadline_s": 0} for added in rig.core.added]
 
 
 def strip(answer: Answer) -> list[Any]:
