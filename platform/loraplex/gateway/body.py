@@ -32,10 +32,13 @@ async def read_body(request: Request[Any, Any, Any], into: type[_T]) -> _T:
 
 
 def check_json_type(request: Request[Any, Any, Any]) -> None:
-    """Refuse a body that its sender calls something else than JSON."""
+    """Refuse a body that its sender calls something else than plain JSON."""
     content_type = request.headers.get("content-type", "application/json")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise UnsupportedMediaTypeError
+    encodings = request.headers.getall("content-encoding", [])
+    if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
+        raise UnsupportedMediaTypeError("send the body without Content-Encoding")
 
 
 def convert(fields: dict[str, Any], into: type[_T]) -> _T:

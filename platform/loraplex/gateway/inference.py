@@ -151,7 +151,7 @@ def read_timeout(text: str | None) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not seconds > 0:
+    if not 0 < seconds < math.inf:
         raise InvalidRequestError(f"{TIMEOUT_HEADER} is a number of seconds above 0", param=TIMEOUT_HEADER)
     return min(seconds, _MAX_TIMEOUT_S)
 

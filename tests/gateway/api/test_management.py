@@ -177,6 +177,9 @@ class TestErrors:
         form = {"content-type": "application/x-www-form-urlencoded"}
         check_error(await world.call("POST", TENANTS, content=b"a=b", headers=form), 415, "unsupported_media_type")
         check_error(await world.call("POST", "/v1/completions", content=b"[]"), 400, "invalid_json")
+        for path in (TENANTS, "/v1/chat/completions", "/v1/completions", "/v1/tokenize"):
+            packed = await world.call("POST", path, content=b"{}", headers={"content-encoding": "gzip"})
+            check_error(packed, 415, "unsupported_media_type")
 
     @pytest.mark.parametrize("key", [None, "admin"])
     @pytest.mark.parametrize(

@@ -101,6 +101,6 @@ def test_timeouts_are_bounded() -> None:
     assert read_timeout(None) == 600
     assert read_timeout("2.5") == 2.5
     assert read_timeout("99999") == 3600
-    for text in ("0", "-1", "nan", "abc", ""):
+    for text in ("0", "-1", "nan", "inf", "1e400", "abc", ""):
         with pytest.raises(InvalidRequestError):
             read_timeout(text)
