@@ -73,7 +73,7 @@ class AdapterFiles:
             return self._fetch(self._client, digest)
         except ArtifactMissingError:
             # tests put adapters on the disk by hand
-            return self._read_disk(digest)
+            return self._read_disk(digest, "The registry does not have this adapter's files.")
         except ArtifactError as error:
             _log.warning("the chat template of %s could not be fetched: %s", digest, error)
             return self._read_disk(digest)
@@ -89,11 +89,11 @@ class AdapterFiles:
             raise ArtifactError(f"{TEMPLATE_FILE} of {digest} is not what its manifest says")
         return data
 
-    def _read_disk(self, digest: str) -> bytes | None:
+    def _read_disk(self, digest: str, otherwise: str = "The adapter's files cannot be had now.") -> bytes | None:
         folder = self._root / artifact_path(digest)
         try:
             return (folder / TEMPLATE_FILE).read_bytes()
         except OSError as error:
             if folder.is_dir():
                 return None
-            raise LoadFailedError("The adapter's files are neither here nor in the registry.") from error
+            raise LoadFailedError(otherwise) from error
