@@ -118,7 +118,9 @@ def _bench_host(world: EngineWorld, digests: list[str], num_steps: int = 200) ->
     while any(not request.output_ids for request in requests):
         world.engine.step()
     host, index = [], []
-    with patch.object(runner, "execute", timed_execute), patch.object(prefixes, "publish", timed_publish):
+    patches = patch.object(runner, "execute", timed_execute), patch.object(prefixes, "publish", timed_publish)
+    # as in the core's loop
+    with world.engine.inference(), patches[0], patches[1]:
         for _ in range(num_steps):
             index_s[0], started_at = 0.0, time.perf_counter()
             world.engine.step()
