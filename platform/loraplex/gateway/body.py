@@ -38,7 +38,7 @@ def check_json_type(request: Request[Any, Any, Any]) -> None:
         raise UnsupportedMediaTypeError
     encodings = request.headers.getall("content-encoding", [])
     if any(encoding.strip().lower() not in ("", "identity") for encoding in encodings):
-        raise UnsupportedMediaTypeError("send the body without Content-Encoding")
+        raise UnsupportedMediaTypeError("Send the body without Content-Encoding")
 
 
 def convert(fields: dict[str, Any], into: type[_T]) -> _T:
