@@ -27,14 +27,14 @@ class Reader:
     def __init__(self, folder: Path, files: TemplateFiles | None = None) -> None:
         self.tokenizer = Tokenizer(folder)
         self.sandbox = Sandbox()
-        self.library = TemplateLibrary(self.tokenizer, self.sandbox, files)
+        self.templates = TemplateLibrary(self.tokenizer, self.sandbox, files)
         self.prompts = PromptReader(self.tokenizer)
 
     async def __aenter__(self) -> Reader:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        self.library.close()
+        self.templates.close()
         self.prompts.close()
         self.sandbox.close()
 
@@ -42,7 +42,7 @@ class Reader:
         """Return the ids of a request with these messages and fields."""
         body = json.loads(json.dumps({"model": "m", "messages": messages} | fields))
         chat = ChatInput.of(msgspec.convert(with_messages(body), ChatRequest))
-        template = await self.library.get(digest, has_tools=bool(chat.tools))
+        template = await self.templates.get(digest, has_tools=bool(chat.tools))
         return await self.prompts.read_chat(template, chat, LENGTH)
 
 

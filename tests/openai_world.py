@@ -19,7 +19,7 @@ from case_world import Cases
 from loraplex.client.upload import list_files
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from openai_answer import PATHS, Answer, Endpoint, read_answer
-from platforms import LivePlatform, running_platform, wait_for
+from platforms import LivePlatform, running_platform
 
 BASE = "tiny-cases"
 ADAPTER = "team/f01"
@@ -138,17 +138,6 @@ class OpenAIWorld:
         assert response.status_code == 200, response.text
         return int(response.json()["count"])
 
-    def wait_idle(self, limit_s: float = 10.0) -> None:
-        """Wait until the engine holds nothing for anybody."""
-
-        def is_idle() -> bool:
-            state = self.platform.engine_state()
-            pins = sum(slot["pins"] for slot in state["slots"])
-            is_free = state["kv"]["num_free"] == state["kv"]["num_blocks"]
-            return is_free and state["running"] + state["waiting"] + state["open_requests"] + pins == 0
-
-        wait_for(is_idle, limit_s)
-
 
 @contextmanager
 def running_openai_world(cases: Cases, data_dir: Path) -> Iterator[OpenAIWorld]:
@@ -158,6 +147,6 @@ def running_openai_world(cases: Cases, data_dir: Path) -> Iterator[OpenAIWorld]:
         world = OpenAIWorld(platform, cases)
         try:
             yield world
-            world.wait_idle()
+            world.platform.wait_idle()
         finally:
             world.http.close()

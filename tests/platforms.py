@@ -66,6 +66,17 @@ class LivePlatform:
         state: dict[str, Any] = self.ask_engine("/internal/state").json()
         return state
 
+    def wait_idle(self, limit_s: float = 10.0) -> None:
+        """Wait until the engine holds nothing for anybody."""
+
+        def is_idle() -> bool:
+            state = self.engine_state()
+            pins = sum(slot["pins"] for slot in state["slots"])
+            is_free = state["kv"]["num_free"] == state["kv"]["num_blocks"]
+            return is_free and state["running"] + state["waiting"] + state["open_requests"] + pins == 0
+
+        wait_for(is_idle, limit_s)
+
     def ask_engine(self, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
         """Get a private path of the engine, or post a body to it."""
         signer = TokenSigner((self.data_dir / "signing.pem").read_bytes())

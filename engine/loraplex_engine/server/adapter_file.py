@@ -72,7 +72,7 @@ class AdapterFiles:
         try:
             return self._fetch(self._client, digest)
         except ArtifactMissingError:
-            # tests put adapters on the disk by hand
+            # what was fetched before still serves
             return self._read_disk(digest, "The registry does not have this adapter's files.")
         except ArtifactError as error:
             _log.warning("the chat template of %s could not be fetched: %s", digest, error)

@@ -72,17 +72,6 @@ class Desk:
         state = self.platform.engine_state()
         return sum(slot["digest"] == digest for slot in state["slots"]) + state["host"].count(digest)
 
-    def wait_idle(self, limit_s: float = 10.0) -> None:
-        """Wait until the engine holds nothing for anybody."""
-
-        def is_idle() -> bool:
-            state = self.platform.engine_state()
-            pins = sum(slot["pins"] for slot in state["slots"])
-            is_free = state["kv"]["num_free"] == state["kv"]["num_blocks"]
-            return is_free and state["running"] + state["waiting"] + state["open_requests"] + pins == 0
-
-        wait_for(is_idle, limit_s)
-
 
 @pytest.fixture(scope="module")
 def platform(cases: Cases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LivePlatform]:
@@ -140,7 +129,7 @@ def test_b113_a_request_killed_in_the_middle_is_an_error_and_no_end(platform: Li
     else:
         pytest.fail("no request was killed")
     assert {choice.finish_reason for chunk in chunks for choice in chunk.choices} <= {None}
-    desk.wait_idle()
+    desk.platform.wait_idle()
 
 
 def test_b047_an_unknown_name_is_404_and_nothing_happened(desk: Desk) -> None:
@@ -159,7 +148,7 @@ def test_b049_deleting_after_many_choices_returns_and_the_base_answers(desk: Des
     desk.delete("many")
     assert desk.ask(BASE) == desk.text_of["base"]
     assert time.monotonic() - started_at < 10
-    desk.wait_idle()
+    desk.platform.wait_idle()
 
 
 def test_b050_deleting_under_streams_never_changes_who_answers(desk: Desk) -> None:
@@ -183,7 +172,7 @@ def test_b050_deleting_under_streams_never_changes_who_answers(desk: Desk) -> No
         with pytest.raises(openai.NotFoundError):
             desk.ask("team/leaving")
         assert {text.result() for text in texts} == {None, desk.text_of["F01"]}
-    desk.wait_idle()
+    desk.platform.wait_idle()
 
 
 @pytest.mark.endure
@@ -214,7 +203,7 @@ def test_b052_no_request_begins_after_its_name_is_gone_and_nothing_is_left_of_it
             for answers in found:
                 assert all(text is None or expected.startswith(text) for _, text in answers.result())
                 assert [text for began_after, text in answers.result() if began_after] == [None]
-    desk.wait_idle()
+    desk.platform.wait_idle()
     wait_for(lambda: desk.count_copies(digest) == 0, 10)
 
 
@@ -241,7 +230,7 @@ def test_b065_requests_that_wait_keep_the_version_they_came_for(desk: Desk) -> N
             filler.result().close()
         assert call()[1] == desk.text_of["F07"]
         assert {found.result() for found in queued} == {(first.digest, desk.text_of["F01"])}
-    desk.wait_idle()
+    desk.platform.wait_idle()
 
 
 @pytest.mark.parametrize("is_stream", [True, False], ids=["b079", "b080"])
@@ -261,7 +250,7 @@ def test_b079_b080_a_client_that_leaves_is_not_worked_for(desk: Desk, is_stream:
             with pytest.raises(httpx.ReadTimeout):
                 pytest.fail(client.post(url, json=body, headers=headers).text[:300])
     left_at = time.monotonic()
-    desk.wait_idle()
+    desk.platform.wait_idle()
     assert time.monotonic() - left_at < 5
     before = desk.platform.engine_metrics()["loraplex_step_tokens_sum"]
     time.sleep(0.3)
@@ -284,7 +273,7 @@ def test_b081_as_many_aborts_as_clients_that_left(desk: Desk) -> None:
     before = count()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(send, range(220)))
-    desk.wait_idle()
+    desk.platform.wait_idle()
     assert count() - before == 20
 
 
@@ -327,7 +316,7 @@ def test_b057_adapters_and_what_they_say_come_back_with_a_killed_core(desk: Desk
         assert {choice.finish_reason for chunk in found for choice in chunk.choices} == {None}
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(lambda model: ask_patiently(lambda: ask(model)), models)) == expected
-    desk.wait_idle()
+    desk.platform.wait_idle()
 
 
 def test_b059_names_outlive_the_gateway(desk: Desk) -> None:

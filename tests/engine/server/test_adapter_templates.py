@@ -126,8 +126,8 @@ async def test_what_could_not_be_fetched_is_tried_again_and_what_is_kept_is_boun
         assert await reader.ids(CHAT, digest(9)) != await reader.ids(CHAT)
         for number in (0, 1, 0, 2, 0):
             await reader.ids(CHAT, digest(number))
-        assert list(reader.library._found) == [digest(2), digest(0)]
-        assert reader.library._searches == {}
+        assert list(reader.templates._found) == [digest(2), digest(0)]
+        assert reader.templates._searches == {}
 
 
 class Client:
