@@ -232,6 +232,7 @@ class Engine:
         if (kind := plan.num_adapters > 0) not in self._known_kinds:
             self.on_new_kind()
             self._known_kinds.add(kind)
+        self.scheduler.guided.give_head_start()
         try:
             return self._runner.execute(plan)
         except Exception:  # noqa: BLE001 - whatever it was, it hurts this step alone
