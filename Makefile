@@ -1,16 +1,18 @@
 # `make demo` and `make test` each do their whole set-up first; everything is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test endure lint fmt check bench lock clean
+.PHONY: help setup base demo test test-s3 test-ui endure fuzz lint fmt check bench docs lock clean
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 BASE := smollm2-135m
 ARGS ?=
-# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first.
-PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+FUZZ_S ?= 1800
+# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first. One process
+# more than there are cores: half of the time of many tests is that of servers which start.
+PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Arguments for pytest and the demo: make test ARGS='tests/gateway -x', make demo ARGS='--port 8080'"
 
 setup: $(STAMP) ## Install everything into .venv (CPU or CUDA PyTorch, by what the machine has)
@@ -25,13 +27,26 @@ base: $(STAMP) ## Fetch the small chat model that the demo and some tests use
 demo: $(STAMP) ## Start the platform with three example teams and ask them all one question (ONCE=1: then stop)
 	@$(BIN)/loraplex up --demo $(if $(ONCE),--once) $(ARGS)
 
-test: $(STAMP) ## Run all tests, on up to four cores (in one process: ARGS='-n 0')
+test: $(STAMP) ## Run all tests, in up to four processes (in one: ARGS='-n 0')
 	@$(BIN)/python -m loraplex_engine pull $(BASE) || \
 	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-endure: $(STAMP) ## Run the long cases at full length, an hour or so; `make test` has each of them for a few seconds
-	@$(BIN)/python -m pytest tests/cases -m endure --endure $(ARGS)
+test-s3: $(STAMP) ## Run the tests that need an S3 server; they start SeaweedFS on loopback
+	@LORAPLEX_TEST_REQUIRE=s3 $(BIN)/python -m pytest tests/registry -k s3 $(ARGS)
+
+test-ui: $(STAMP) ## Run the dashboard in a real Chromium, which the machine has to have (pictures: ARGS='--shots FOLDER')
+	@$(BIN)/python -m pip install -q -c requirements/lock.txt -e '.[ui]'
+	@LORAPLEX_TEST_REQUIRE=chromium $(BIN)/python -m pytest -n 0 tests/ui $(ARGS)
+
+endure: $(STAMP) ## Run the long tests at full length, some hours; `make test` has each of them for a few seconds
+	@$(BIN)/python -m pytest -m endure --endure $(ARGS)
+
+fuzz: $(STAMP) ## Fuzz what reads an adapter's bytes, FUZZ_S=1800 in all; led by coverage where atheris is installed
+	@for target in file header config; do \
+	  $(BIN)/python tests/fuzz_adapter.py $$target -max_total_time=$$(( $(FUZZ_S) / 4 )) || exit 1; done
+	@timeout $$(( $(FUZZ_S) / 4 )) $(BIN)/python -m pytest tests/registry/unit/peft/test_fuzz.py --endure $(ARGS); \
+	  code=$$?; [ $$code -eq 0 ] || [ $$code -eq 124 ]
 
 lint: $(STAMP) ## Check style, types, the layers between packages and the layout
 	@scripts/check_layout.sh
@@ -53,6 +68,9 @@ bench: $(STAMP) ## Measure batching, the ops and attention, some minutes; longer
 
 bench_%: $(STAMP)
 	@$(BIN)/python tests/bench/$@.py $(ARGS)
+
+docs: $(STAMP) ## Build the documentation as a site into build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: ## Pin the versions in .venv into requirements/lock.txt
 	@scripts/lock.sh

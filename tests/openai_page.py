@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from loraplex_engine.server.field import table
+from loraplex_engine.wire import field
 from openai_rows import COMPLETION_FIELDS, OURS, SAMPLING
 from openai_rows_chat import CHAT_FIELDS
 from openai_table import BOTH, FIELDS_TEST, Decision
@@ -60,8 +60,8 @@ def _render(row: Decision) -> str:
 
 def _render_others() -> str:
     decided = {row.param for row in ROWS}
-    neutral: Mapping[str, tuple[object, ...]] = {**table.NEUTRAL_CHAT, **table.NEUTRAL_COMPLETION}
-    names = sorted((table.UNSUPPORTED | neutral.keys()) - decided)
+    neutral: Mapping[str, tuple[object, ...]] = {**field.NEUTRAL_CHAT, **field.NEUTRAL_COMPLETION}
+    names = sorted((field.UNSUPPORTED | neutral.keys()) - decided)
     return (
         "\n## Of other engines\n\nKnown to engines of this kind, not built here, and refused as `unsupported_parameter`:\n"
         + ", ".join(f"`{name}`" for name in names)

@@ -97,11 +97,18 @@ class LivePlatform:
 
 
 @contextmanager
-def running_platform(data_dir: Path, *flags: str, exit_code: int = 0) -> Iterator[LivePlatform]:
-    """Start a platform and yield it when it serves; at the end it must stop by itself, with `exit_code`."""
+def running_platform(
+    data_dir: Path, *flags: str, exit_code: int = 0, env: dict[str, str] | None = None
+) -> Iterator[LivePlatform]:
+    """Start a platform and yield it when it serves; at the end it must stop by itself, with `exit_code`.
+
+    Its parity gate is off unless `env` says otherwise: on a busy machine an upload would wait for a minute.
+    """
+    environ = os.environ | {"LORAPLEX_PARITY_GATE": "off"} | (env or {})
     argv = [sys.executable, "-m", "loraplex", "up", "--json", "--port", "0", "--data-dir", str(data_dir), *flags]
     log = (data_dir.parent / f"{data_dir.name}.log").open("wb")
-    with log, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, stdin=subprocess.DEVNULL) as process:
+    options: dict[str, Any] = {"cwd": ROOT, "env": environ, "stdin": subprocess.DEVNULL}
+    with log, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, **options) as process:
         assert process.stdout is not None
         try:
             line = process.stdout.readline()

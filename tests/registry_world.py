@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 
 from loraplex_registry.app import Registry
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
 from loraplex_registry.uploads.check_process import Verdict, judge
 from loraplex_registry.uploads.checker import build_job
-from loraplex_registry.wire.identity import Identity, TokenSigner
+from loraplex_registry.wire.identity import AdapterLimits, Identity, TokenSigner
 from support import linear_shapes, tiny_llama_config
 
 ENGINE_KEY = "engine-key-of-the-tests"
@@ -44,6 +45,9 @@ class ThreadChecker:
 
     async def check(self, files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool, timeout_s: float) -> Verdict:
         return await asyncio.to_thread(judge, build_job(files, base, forced_base=forced_base))
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -73,9 +77,16 @@ class World:
     signer: TokenSigner
     store: Path
 
-    def caller(self, tenant: str | None = "team-a", role: str = "tenant", scopes: tuple[str, ...] = ()) -> Caller:
-        """Calls as that identity."""
-        token = self.signer.sign(self.identity(tenant, role, scopes), "registry")
+    def caller(
+        self,
+        tenant: str | None = "team-a",
+        role: str = "tenant",
+        scopes: tuple[str, ...] = (),
+        limits: AdapterLimits | None = None,
+    ) -> Caller:
+        """Calls as that identity, whose tenant has these limits."""
+        identity = msgspec.structs.replace(self.identity(tenant, role, scopes), limits=limits)
+        token = self.signer.sign(identity, "registry")
         return Caller(self.http, {"Authorization": f"Bearer {token}"})
 
     def identity(self, tenant: str | None = "team-a", role: str = "tenant", scopes: tuple[str, ...] = ()) -> Identity:

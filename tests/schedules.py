@@ -86,9 +86,10 @@ class World:
         max_model_len: int = 64,
         step_budget: StepBudget | None = None,
         share: FairShare | None = None,
+        clock: Clock | None = None,
         **limits: float,
     ) -> None:
-        self.clock = Clock()
+        self.clock = clock or Clock()
         self.loader = ManualLoader()
         self.bank = RecordingBank()
         self.pool = BlockPool(num_blocks, 4)
@@ -107,12 +108,13 @@ class World:
         max_tokens: int = 4,
         tenant: str = "",
         priority: int = 0,
+        weight: float = 1,
         **params: object,
     ) -> Request:
         """Add a request; a number for a prompt is its length, and then one prompt begins as another."""
         ids = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
         sampling = SamplingParams(max_tokens, **params)  # type: ignore[arg-type]
-        request = Request(name, ids, sampling, digest, tenant, priority)
+        request = Request(name, ids, sampling, digest, tenant, priority, weight=weight)
         self.scheduler.add(request)
         return request
 

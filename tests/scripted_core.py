@@ -83,6 +83,8 @@ class ScriptedCore:
         self.errors: dict[int, wire.ErrorInfo] = {}
         self.cached_tokens = 0
         self.replies: dict[str, dict[str, Any] | bytes | wire.ErrorInfo] = {"metrics": b"core_metric 1\n"}
+        self.mute: set[str] = set()
+        """Tags of calls that get no answer."""
         self.added: list[wire.AddRequest] = []
         self.aborted: list[tuple[str, str]] = []
         self.calls: list[Any] = []
@@ -131,6 +133,8 @@ class ScriptedCore:
 
     async def _reply(self, message: Any) -> None:
         self.calls.append(message)
+        if isinstance(message, wire.CancelParity) or message.__struct_config__.tag in self.mute:
+            return
         body = self.replies.get(message.__struct_config__.tag, {})
         if isinstance(body, wire.ErrorInfo):
             await self.say(wire.Reply(message.call_id, error=body))

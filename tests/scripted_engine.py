@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +20,18 @@ import uvicorn
 
 FINGERPRINT = "sha256:" + "f" * 64
 NUM_CHUNKS = 5
+GOOD_PARITY = {
+    "dtype": "float32",
+    "num_prompts": 4,
+    "num_positions": 100,
+    "max_logit_difference": 1e-5,
+    "max_kl": 1e-9,
+    "base_logit_difference": 1e-5,
+    "base_kl": 1e-9,
+    "logit_limit": 1e-3,
+    "kl_limit": 1e-5,
+}
+"""What an engine says of an adapter that it serves as its files say."""
 
 
 class ScriptedEngine:
@@ -26,6 +40,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.url = ""
         self.fingerprint = FINGERPRINT
+        self.own_digest = ""
         self.go_on = asyncio.Event()
         self.calls: list[dict[str, Any]] = []
         self.aborted: list[str] = []
@@ -37,18 +52,32 @@ class ScriptedEngine:
         self.quarantined: dict[str, dict[str, Any]] = {}
         self.asked_to_load: list[str] = []
         self.asked_to_drop: list[str] = []
+        self.asked_to_measure: list[str] = []
+        self.parity: tuple[int, dict[str, Any]] = (200, GOOD_PARITY)
+        self.may_measure = asyncio.Event()
+        self.may_measure.set()
         self.keeps_draining = False
+        self.is_faithful = False
+        """Whether it holds what it was asked to load, pinned as it was asked to."""
+        self.pinned: set[str] = set()
+        self.num_slots = 0
+        self.refuses_loads = False
         self.known: dict[str, dict[str, Any]] = {}
+        self.ended: dict[str, dict[str, Any]] = {}
+        self.began_at = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
         if path == "/internal/state":
             await _send_json(send, 200, self._state())
+        elif path == "/internal/usage":
+            await _send_json(send, 200, self._usage())
         elif path.startswith("/internal/adapters/") and scope["method"] == "PUT":
-            self._load_anew(path.split("/")[3])
-            await _send_json(send, 200, {})
+            await self._load_anew(path.split("/")[3], receive, send)
         elif path.startswith("/internal/adapters/") and scope["method"] == "DELETE":
             await self._drop(path.split("/")[3], send)
+        elif path.startswith("/internal/parity/"):
+            await self._measure(path.split("/")[3], send)
         elif path.startswith("/internal/requests/"):
             await self._serve_request(path, scope["method"], send)
         else:
@@ -60,12 +89,32 @@ class ScriptedEngine:
             "is_draining": False,
             "waiting": 0,
             "running": 0,
-            "slots": [{"slot": 0, "state": "ready", "digest": digest} for digest in self.resident],
+            "slots": [
+                {"slot": 0, "state": "ready", "digest": digest, "keep": digest in self.pinned}
+                for digest in [*self.resident, *[None] * (self.num_slots - len(self.resident))]
+            ],
             "model": {"name": "tiny", "fingerprint": FINGERPRINT},
             "failed": self.failed,
             "quarantined": self.quarantined,
             **self.state_changes,
         }
+
+    def _usage(self) -> dict[str, Any]:
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens", "load_bytes")
+        sums = {name: sum(done[name] for done in self.ended.values()) for name in names}
+        num_charged = sum(done["completion_tokens"] > 0 for done in self.ended.values())
+        totals = {"process_id": "one", "age_s": time.monotonic() - self.began_at, "requests": num_charged, **sums}
+        return {"totals": totals, "finished": list(self.ended.values())}
+
+    def serve_full(self, name: str, digest: str) -> None:
+        """Serve a whole model of that name, whose files have this digest."""
+        self.own_digest = digest
+        self.state_changes["model"] = {"name": name, "fingerprint": "sha256:" + "e" * 64, "digest": digest}
+
+    def serve_weights(self, weights_digest: str) -> None:
+        """Have weights of that digest, also when it measures."""
+        self.state_changes["model"] = {"name": "tiny", "fingerprint": FINGERPRINT, "weights_digest": weights_digest}
+        self.parity = (200, {**self.parity[1], "weights_digest": weights_digest})
 
     def fail_load(self, digest: str, **changes: Any) -> None:
         """Have given up to load a digest, for a cause in its bytes."""
@@ -79,16 +128,34 @@ class ScriptedEngine:
             **changes,
         }
 
-    def _load_anew(self, digest: str) -> None:
+    async def _load_anew(self, digest: str, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        if self.refuses_loads:
+            await _send_json(send, 503, {"error": {"message": "Every slot is in use.", "code": "adapter_loading"}})
+            return
         self.asked_to_load.append(digest)
-        self.failed.pop(digest, None)
-        self.quarantined.pop(digest, None)
+        if self.is_faithful:
+            self.resident = [*{*self.resident, digest}]
+            pin = json.loads(body).get("pin", digest in self.pinned)
+            self.pinned = self.pinned | {digest} if pin else self.pinned - {digest}
+        if json.loads(body).get("forgive", True):
+            self.failed.pop(digest, None)
+            self.quarantined.pop(digest, None)
+        await _send_json(send, 200, {})
 
     async def _drop(self, digest: str, send: Any) -> None:
         self.asked_to_drop.append(digest)
         if self.keeps_draining:
             await asyncio.sleep(3600)
+        if self.is_faithful:
+            self.resident = [held for held in self.resident if held != digest]
+            self.pinned.discard(digest)
         await _send_json(send, 200, {})
+
+    async def _measure(self, digest: str, send: Any) -> None:
+        self.asked_to_measure.append(digest)
+        await self.may_measure.wait()
+        await _send_json(send, *self.parity)
 
     async def _serve_request(self, path: str, method: str, send: Any) -> None:
         request_id = path.split("/")[3]
@@ -122,12 +189,14 @@ class ScriptedEngine:
             watch.cancel()
 
     def describe_done(self, request_id: str, finish: str, digest: str = "base") -> dict[str, Any]:
-        """What the engine says of an ended request."""
-        return {
+        """What the engine says of an ended request, and counts, as it does at the first time."""
+        num_tokens = self.sent.get(request_id, 0)
+        is_free = num_tokens == 0 and finish in ("error", "abort")
+        done = {
             "request_id": request_id,
-            "prompt_tokens": 7,
-            "cached_tokens": 2,
-            "completion_tokens": self.sent.get(request_id, 0),
+            "prompt_tokens": 0 if is_free else 7,
+            "cached_tokens": 0 if is_free else 2,
+            "completion_tokens": num_tokens,
             "queue_s": 0.0,
             "prefill_s": 0.1,
             "load_s": 0.0,
@@ -135,7 +204,9 @@ class ScriptedEngine:
             "preemptions": 0,
             "finish": finish,
             "digest": digest,
+            "load_bytes": 0 if is_free else 64,
         }
+        return self.ended.setdefault(request_id, done)
 
 
 class Script:
@@ -147,7 +218,8 @@ class Script:
         self.engine = engine
         self.request_id = request_id
         self.fields = fields
-        self.digest = fields["model"] if fields["model"].startswith("sha256:") else "base"
+        is_adapter = fields["model"].startswith("sha256:") and fields["model"] != engine.own_digest
+        self.digest = fields["model"] if is_adapter else "base"
         self.receive = receive
         self.send = send
         self.gone = asyncio.Event()
@@ -161,8 +233,34 @@ class Script:
 
     async def run(self) -> None:
         """Answer."""
-        word = str(self.fields.get("prompt", "answer")).split()[0]
+        word = str(self.fields.get("prompt", "say" if self.find_said() is not None else "answer")).split()[0]
         await getattr(self, f"do_{word}")()
+
+    def find_said(self) -> str | None:
+        """What a chat asks to be said: what follows `say ` in its last message."""
+        messages = self.fields.get("messages")
+        content = messages[-1].get("content") if isinstance(messages, list) and messages else None
+        return content.removeprefix("say ") if isinstance(content, str) and content.startswith("say ") else None
+
+    async def do_say(self) -> None:
+        """The words after `say`, a chunk of a chat each, and what they cost; `forever` is said until nobody listens."""
+        await self.start()
+        words = (self.find_said() or "").split(" ")
+        while True:
+            for word in words:
+                self.engine.sent[self.request_id] += 1
+                await self.event({"choices": [{"index": 0, "delta": {"content": f"{word} "}, "finish_reason": None}]})
+                await asyncio.sleep(0.01)
+            if words != ["forever"] or self.gone.is_set():
+                break
+        await self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        await self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": len(words)}})
+        await self.end()
+
+    async def event(self, body: dict[str, Any]) -> None:
+        """Send one event."""
+        data = f"data: {json.dumps(body)}\n\n".encode()
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def do_answer(self) -> None:
         """Five chunks and a good end, or the same as one body."""
@@ -180,6 +278,29 @@ class Script:
         for i in range(NUM_CHUNKS):
             await self.chunk(f"t{i}")
         await self.end()
+
+    async def do_echo(self) -> None:
+        """`echo COUNT GAP_S WORD`: so many chunks, at this pace, of what only this adapter says to this word.
+
+        That it ended well is remembered, as an engine does.
+        """
+        _, count, gap_s, word = self.fields["prompt"].split()
+        texts = list(echo(self.digest, word, int(count)))
+        if self.fields.get("stream"):
+            await self.start()
+            for text in texts:
+                await self.chunk(text)
+                await asyncio.sleep(float(gap_s))
+            self.engine.known[self.request_id] = self.engine.describe_done(self.request_id, "stop", self.digest)
+            await self.end()
+            return
+        await asyncio.sleep(float(gap_s) * len(texts))
+        self.engine.sent[self.request_id] = len(texts)
+        done = self.engine.describe_done(self.request_id, "stop", self.digest)
+        self.engine.known[self.request_id] = done
+        body = {"object": "text_completion", "choices": [{"index": 0, "text": "".join(texts)}]}
+        headers = {"x-loraplex-digest": self.digest, "x-loraplex-done": json.dumps(done)}
+        await _send_json(self.send, 200, body, **headers)
 
     async def do_bytewise(self) -> None:
         """A good answer in pieces of one byte, with characters of many bytes."""
@@ -242,7 +363,7 @@ class Script:
         """The queue is full; or by more words of the prompt: `refuse STATUS CODE RETRY_AFTER`."""
         status, code, retry_after = self.fields["prompt"].split()[1:] or ("429", "queue_full", "3")
         error = {"message": "full", "type": "rate_limit_error", "param": None, "code": code}
-        done = self.engine.describe_done(self.request_id, "error") | {"prompt_tokens": 0, "cached_tokens": 0}
+        done = self.engine.describe_done(self.request_id, "error")
         headers = {"retry-after": retry_after, "x-loraplex-done": json.dumps(done)}
         await _send_json(self.send, int(status), {"error": error}, **headers)
 
@@ -294,11 +415,18 @@ async def _send_json(send: Any, status: int, body: Any, **headers: str) -> None:
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
+def echo(digest: str, word: str, count: int) -> Iterator[str]:
+    """What the script `echo` says."""
+    for index in range(count):
+        yield hashlib.sha256(f"{digest} {word} {index}".encode()).hexdigest()[:8]
+
+
 @asynccontextmanager
-async def running_app(app: Any, **options: Any) -> AsyncIterator[str]:
-    """Serve an ASGI application on a free port of the loopback and yield its URL; `options` are uvicorn's."""
+async def running_app(app: Any, *, port: int = 0, **options: Any) -> AsyncIterator[str]:
+    """Serve an ASGI application on a port of the loopback, by default a free one, and yield its URL."""
     listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind(("127.0.0.1", port))
     config = uvicorn.Config(
         app, log_level="critical", lifespan="off", ws="none", timeout_graceful_shutdown=1, **options
     )

@@ -14,20 +14,23 @@ import uvicorn
 from loraplex_registry.app import check_revision, create_app
 from loraplex_registry.errors import MigrationError, RegistryError, SettingError
 from loraplex_registry.settings import load_settings
+from loraplex_registry.wire.log import AccessLog, configure_log
+from loraplex_registry.wire.open_files import allow_open_files
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _DRAIN_S = 30
 _log = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Serve until a signal and return the exit code."""
-    logging.basicConfig(level=logging.INFO, format=_LOG_FORMAT)
+    allow_open_files()
     try:
         settings = load_settings(os.environ)
+        configure_log(settings.log_level, settings.log_format)
         check_revision(settings.registry.database_url)
         app = create_app(settings)
     except SettingError as error:
+        configure_log("info")
         _log.error("%s", error.message)
         return 2
     except MigrationError as error:
@@ -37,7 +40,7 @@ def main() -> int:
         _log.error("%s", error.message)
         return 1
     uvicorn.run(
-        app,
+        AccessLog(app, "loraplex_registry.access"),
         host=settings.host,
         port=settings.port,
         log_config=None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -12,15 +13,9 @@ from loraplex_registry.adapters.alias_row import set_targets
 from loraplex_registry.adapters.lookup import find_alias, find_version, get_adapter, list_aliases
 from loraplex_registry.adapters.page import Page, PageOrder, build_page, parse_number
 from loraplex_registry.adapters.tenant import TenantRef
-from loraplex_registry.adapters.view import (
-    AliasChangeView,
-    AliasView,
-    read_targets,
-    show_alias,
-    show_alias_change,
-)
+from loraplex_registry.adapters.view import LIVE, read_targets, show_alias, show_alias_change
 from loraplex_registry.db.database import Change, Database
-from loraplex_registry.db.model import AdapterRow, AliasHistoryRow, AliasRow
+from loraplex_registry.db.model import AdapterRow, AliasHistoryRow, AliasRow, VersionRow
 from loraplex_registry.errors import (
     ConflictError,
     InvalidRequestError,
@@ -29,11 +24,32 @@ from loraplex_registry.errors import (
     PreconditionRequiredError,
 )
 from loraplex_registry.events import record_event
-from loraplex_registry.wire.adapter import Target
+from loraplex_registry.wire.adapter import AliasChangeView, AliasView, Target
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.naming import check_alias_name
 
 _MAX_TARGETS = 8
+_MAX_BROKEN = 100
+_SERVABLE = ("validating", "ready", "quarantined")
+"""States of versions that answer, or say why they do not; what an alias leads to is one of them."""
+
+_WITHHELD = "withheld"
+_STATE_TO_REMEDY = {
+    "validating": "wait until it is ready",
+    "quarantined": "an admin must release it first",
+    "retired": "restore it first, or name another",
+    "purged": "its bytes are gone; name another",
+}
+
+
+@dataclass(frozen=True)
+class BrokenAlias:
+    """An alias that leads to what is not there."""
+
+    tenant: TenantRef
+    adapter: str
+    alias: str
+    targets: tuple[Target, ...]
 
 
 @dataclass(frozen=True)
@@ -101,7 +117,7 @@ class Aliases:
             PreconditionFailedError: Someone else moved it meanwhile.
             InvalidRequestError: The targets are not 1 to 8 versions whose weights sum to 100.
             NotFoundError: There is no such adapter or version.
-            ConflictError: A version is not ready.
+            ConflictError: A version is not ready, or `live` would lead to a full fine-tune that is not active.
         """
         check_alias_name(name)
         _check_weights(targets)
@@ -112,7 +128,7 @@ class Aliases:
             row = await get_adapter(change.session, tenant, adapter)
             before = await _find_set(change.session, row, name)
             seen.check(before)
-            await _check_ready(change.session, row, targets)
+            await _check_ready(change.session, row, name, targets)
             return show_alias(await _move(change, row, name, targets, "set", by)), before is None
 
         return await self._database.change(work)
@@ -120,11 +136,13 @@ class Aliases:
     async def roll_back(
         self, tenant: TenantRef, adapter: str, name: str, seen: Precondition, by: Identity
     ) -> AliasView:
-        """Point an alias to where its previous history entry pointed, as a new entry.
+        """Point an alias to where it last pointed before, as a new entry.
+
+        What an escalation had put there for a time is passed over, unless it stands in for the adapter now.
 
         Raises:
             NotFoundError: There is no such alias.
-            ConflictError: There is no previous entry, or one of its versions is no longer ready.
+            ConflictError: It never pointed elsewhere, or one of the versions there is no longer ready.
             PreconditionFailedError: Someone else moved it meanwhile.
         """
 
@@ -132,10 +150,10 @@ class Aliases:
             row = await get_adapter(change.session, tenant, adapter)
             alias = await _get_set(change.session, row, name)
             seen.check(alias)
-            targets = await _read_previous(change.session, alias)
+            targets = await _find_previous(change.session, alias, await _read_states(change.session, row, name))
             if not targets:
-                raise ConflictError(f"The alias {name} has nothing to go back to")
-            await _check_ready(change.session, row, targets)
+                raise ConflictError(f"The alias {name} has nothing to go back to; point it to a version by its number")
+            await _check_ready(change.session, row, name, targets)
             return show_alias(await _move(change, row, name, targets, "rollback", by))
 
         return await self._database.change(work)
@@ -154,6 +172,43 @@ class Aliases:
             await _move(change, row, name, (), "delete", by)
 
         await self._database.change(work)
+
+    async def find_broken(self) -> Sequence[BrokenAlias]:
+        """Return the aliases that lead to versions which are retired, purged or were never there.
+
+        The database lets none come about; a backup that was put back in part, or a hand, may.
+        """
+        async with self._database.read() as session:
+            is_sqlite = session.get_bind().dialect.name == "sqlite"
+            rows = (await session.execute(_select_broken(is_sqlite=is_sqlite).limit(_MAX_BROKEN))).all()
+        return [
+            BrokenAlias(TenantRef(row.tenant_id, row.tenant), row.adapter, row.alias, read_targets(row.targets))
+            for row in rows
+        ]
+
+    async def mend(self, tenant: TenantRef, adapter: str, name: str, by: Identity) -> AliasView | None:
+        """Point a broken alias to where it last pointed that is there still, as a rollback; without that, delete it.
+
+        One that is not broken stays as it is.
+
+        Returns:
+            The alias as it is then, None if it is deleted.
+
+        Raises:
+            NotFoundError: There is no such adapter or alias.
+        """
+
+        async def work(change: Change) -> AliasView | None:
+            row = await get_adapter(change.session, tenant, adapter)
+            alias = await _get_set(change.session, row, name)
+            states = await _read_states(change.session, row, name)
+            if all(states.get(target.version) in _SERVABLE for target in read_targets(alias.targets)):
+                return show_alias(alias)
+            targets = await _find_last_ready(change.session, alias, states)
+            moved = await _move(change, row, name, targets, "rollback" if targets else "delete", by)
+            return show_alias(moved) if targets else None
+
+        return await self._database.change(work)
 
     async def history(self, tenant: TenantRef, adapter: str, name: str, order: PageOrder) -> Page[AliasChangeView]:
         """Return the revisions of an alias, newest first, also of a deleted one.
@@ -184,13 +239,38 @@ def _check_weights(targets: Sequence[Target]) -> None:
         raise InvalidRequestError("weights are integers from 1 on that sum to 100", param="targets")
 
 
-async def _check_ready(session: AsyncSession, adapter: AdapterRow, targets: Sequence[Target]) -> None:
+async def _check_ready(session: AsyncSession, adapter: AdapterRow, alias: str, targets: Sequence[Target]) -> None:
     for target in targets:
         version = await find_version(session, adapter.id, target.version)
         if version is None:
             raise NotFoundError(f"{adapter.tenant}/{adapter.name} has no version {target.version}", param="targets")
         if version.state != "ready":
-            raise ConflictError(f"Version {target.version} is {version.state}, not ready", param="targets")
+            raise ConflictError(_explain_state(version), param="targets")
+        if _is_withheld(alias, version.kind, version.replaced):
+            raise ConflictError(
+                f"Version {target.version} is a full fine-tune that is not active; an administrator makes it live by "
+                "`loraplex escalations activate`, other aliases may lead to it before",
+                param="targets",
+            )
+
+
+def _explain_state(version: VersionRow) -> str:
+    if _is_closed(version.kind, version.state):
+        return (
+            f"Version {version.number} was a full fine-tune, and its escalation is closed; name another, or open a new "
+            "escalation"
+        )
+    return f"Version {version.number} is {version.state}, not ready; {_STATE_TO_REMEDY[version.state]}"
+
+
+def _is_withheld(alias: str, kind: str, replaced: object) -> bool:
+    """Whether `live` may not lead there: what takes the adapters' place is an administrator's to say."""
+    return alias == LIVE and kind == "full" and replaced is None
+
+
+def _is_closed(kind: str, state: str) -> bool:
+    """Whether it is a full fine-tune whose escalation has ended: nobody can bring it back."""
+    return kind == "full" and state in ("retired", "purged")
 
 
 async def _find_set(session: AsyncSession, adapter: AdapterRow, name: str) -> AliasRow | None:
@@ -205,18 +285,83 @@ async def _get_set(session: AsyncSession, adapter: AdapterRow, name: str) -> Ali
     return alias
 
 
-async def _read_previous(session: AsyncSession, alias: AliasRow) -> tuple[Target, ...]:
-    found = await session.execute(
-        sa.select(AliasHistoryRow.targets).where(
-            AliasHistoryRow.alias_id == alias.id, AliasHistoryRow.revision == alias.revision - 1
+def _select_broken(*, is_sqlite: bool) -> sa.Select[str, str, str, str, list[Any]]:
+    version_number: sa.ColumnElement[int]
+    if is_sqlite:
+        target = sa.func.json_each(AliasRow.targets).table_valued("value", name="target")
+        version_number = sa.func.json_extract(target.c.value, "$.version")
+    else:
+        target = sa.func.jsonb_array_elements(AliasRow.targets).table_valued("value").render_derived(name="target")
+        version_number = sa.cast(target.c.value.op("->>")("version"), sa.Integer)
+    is_there = (
+        sa.exists()
+        .where(
+            VersionRow.adapter_id == AliasRow.adapter_id,
+            VersionRow.number == version_number,
+            VersionRow.state.in_(_SERVABLE),
         )
+        .correlate_except(VersionRow)
     )
-    return read_targets(found.scalar_one_or_none() or [])
+    return (
+        sa.select(
+            AdapterRow.tenant_id,
+            AdapterRow.tenant,
+            AdapterRow.name.label("adapter"),
+            AliasRow.name.label("alias"),
+            AliasRow.targets,
+        )
+        .join(AdapterRow, AdapterRow.id == AliasRow.adapter_id)
+        .where(
+            AdapterRow.deleted_at.is_(None),
+            sa.exists(sa.select(1).select_from(target).where(~is_there).correlate_except(target)),
+        )
+        .order_by(AliasRow.id)
+    )
+
+
+async def _read_states(session: AsyncSession, adapter: AdapterRow, alias: str) -> dict[int, str]:
+    columns = (VersionRow.number, VersionRow.state, VersionRow.kind, VersionRow.replaced)
+    rows = await session.execute(sa.select(*columns).where(VersionRow.adapter_id == adapter.id))
+    return {
+        row.number: _WITHHELD
+        if _is_withheld(alias, row.kind, row.replaced) or _is_closed(row.kind, row.state)
+        else row.state
+        for row in rows
+    }
+
+
+async def _find_last_ready(session: AsyncSession, alias: AliasRow, states: Mapping[int, str]) -> tuple[Target, ...]:
+    """What the newest entry of an alias's history targets of which every version is ready, nothing if none is so."""
+    entries = sa.select(AliasHistoryRow.targets).where(AliasHistoryRow.alias_id == alias.id)
+    for found in (await session.execute(entries.order_by(AliasHistoryRow.revision.desc()))).scalars():
+        targets = read_targets(found)
+        if targets and all(states.get(target.version) == "ready" for target in targets):
+            return targets
+    return ()
+
+
+async def _find_previous(session: AsyncSession, alias: AliasRow, states: Mapping[int, str]) -> tuple[Target, ...]:
+    """What an alias last led to before what it leads to now, without what it may not lead to any more.
+
+    Nothing if nothing was there, as before its first entry and after it was deleted.
+    """
+    entries = sa.select(AliasHistoryRow.targets).where(
+        AliasHistoryRow.alias_id == alias.id, AliasHistoryRow.revision < alias.revision
+    )
+    present = read_targets(alias.targets)
+    for found in (await session.execute(entries.order_by(AliasHistoryRow.revision.desc()))).scalars():
+        targets = read_targets(found)
+        is_withheld = any(states.get(target.version) == _WITHHELD for target in targets)
+        if targets != present and not is_withheld:
+            return targets
+    return ()
 
 
 async def _move(
     change: Change, adapter: AdapterRow, name: str, targets: Sequence[Target], action: str, by: Identity
 ) -> AliasRow:
+    found = await find_alias(change.session, adapter.id, name)
+    before = {"revision": found.revision, "targets": found.targets} if found is not None and found.targets else None
     alias = await set_targets(change, adapter, name, targets, action, by.actor)
     record_event(
         change.session,
@@ -225,6 +370,8 @@ async def _move(
         f"{adapter.tenant}/{adapter.name}@{name}",
         tenant_id=adapter.tenant_id,
         tenant=adapter.tenant,
+        before=before,
+        after={"revision": alias.revision, "targets": alias.targets} if alias.targets else None,
         details={"revision": alias.revision, "targets": alias.targets},
     )
     return alias

@@ -9,6 +9,7 @@ RegistryError
         PreconditionFailedError, PreconditionRequiredError, QuarantinedError
         IdempotencyRunningError, IdempotencyReusedError, NameReservedError
     RetiredError
+    QuotaExceededError
     PayloadTooLargeError, UnsupportedMediaTypeError, BodyTimeoutError
     AdapterRejectedError
     SettingError, MigrationError
@@ -131,6 +132,12 @@ class RetiredError(RegistryError):
     """This version is retired; restore it or name another."""
 
     code = "adapter_retired"
+
+
+class QuotaExceededError(RegistryError):
+    """The tenant may store no more; the message says which of its limits is reached."""
+
+    code = "quota_exceeded"
 
 
 class PayloadTooLargeError(RegistryError):

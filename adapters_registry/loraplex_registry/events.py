@@ -24,9 +24,23 @@ def record_event(
     *,
     tenant_id: str | None = None,
     tenant: str | None = None,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
     details: dict[str, Any] | None = None,
 ) -> None:
-    """Record that `by` did `action` (such as `adapter.uploaded`) to `subject`, once the transaction commits."""
+    """Record that `by` did `action` (such as `adapter.uploaded`) to `subject`, once the transaction commits.
+
+    Args:
+        session: The transaction of the change.
+        by: Who did it, with which key, in which request.
+        action: `KIND.WHAT_WAS_DONE`, in the past tense.
+        subject: What it was done to, by its full name.
+        tenant_id: Of the tenant that it concerns.
+        tenant: Its name.
+        before: What changed, as it was; None if it was not there.
+        after: The same fields as they are now; None if it is gone.
+        details: What else helps a reader.
+    """
     session.add(
         EventRow(
             public_id=new_public_id("evt"),
@@ -37,6 +51,6 @@ def record_event(
             actor=by.actor,
             key_id=by.key_id,
             request_id=by.request_id,
-            details=details or {},
+            details={"before": before, "after": after, **(details or {})},
         )
     )

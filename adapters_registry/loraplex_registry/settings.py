@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from loraplex_registry.errors import SettingError
-from loraplex_registry.wire.setting import read_settings
+from loraplex_registry.wire.log import FORMATS, LEVELS
+from loraplex_registry.wire.setting import read_days, read_pool_size, read_settings
 
-_PARITY_GATES = ("when_available", "off")
+_PARITY_GATES = ("required", "when_available", "off")
 _DEFAULT_LISTEN = "127.0.0.1:8081"
 _PEM = re.compile(r"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", re.DOTALL)
 
@@ -24,13 +25,28 @@ class RegistrySettings:
     """LORAPLEX_DATABASE_URL: postgresql+psycopg://... or sqlite+aiosqlite:///..."""
 
     object_store_url: str
-    """LORAPLEX_OBJECT_STORE_URL: file:///FOLDER"""
+    """LORAPLEX_OBJECT_STORE_URL: file:///FOLDER or s3://BUCKET/PREFIX?endpoint=..."""
+
+    object_store_public_url: str | None = None
+    """LORAPLEX_OBJECT_STORE_PUBLIC_URL: scheme and host in presigned URLs; default the store's own."""
+
+    scratch_dir: Path | None = None
+    """Where uploads lie on their way to S3: `scratch` in LORAPLEX_DATA_DIR, else in the system's temporary folder."""
 
     engine_key: str | None = field(default=None, repr=False)
     """LORAPLEX_ENGINE_KEY; without it engines need a signed token to read artifacts."""
 
     parity_gate: str = "when_available"
-    """LORAPLEX_PARITY_GATE: when_available or off."""
+    """LORAPLEX_PARITY_GATE: required, when_available or off."""
+
+    parity_patience_s: float = 60.0
+    """Under when_available: how long a version waits for an engine that went away before it is ready unmeasured."""
+
+    database_pool_size: int = 8
+    """LORAPLEX_DATABASE_POOL_SIZE: connections to Postgres, at most."""
+
+    purge_after_days: int = 30
+    """LORAPLEX_PURGE_AFTER_DAYS: how long what was retired or deleted can be restored, days."""
 
     max_upload_bytes: int = 512 << 20
     """Largest multipart body."""
@@ -47,10 +63,15 @@ class RegistrySettings:
     orphan_grace_s: float = 3600.0
     """Age below which an object without a row, or staging, is left alone."""
 
+    @property
+    def is_gated(self) -> bool:
+        """Whether versions are compared with their files, and served by nothing that they were not compared on."""
+        return self.parity_gate != "off"
+
     def __post_init__(self) -> None:
         if self.parity_gate not in _PARITY_GATES:
             raise SettingError(
-                f"LORAPLEX_PARITY_GATE: {self.parity_gate!r} is not supported yet; use when_available or off",
+                f"LORAPLEX_PARITY_GATE is required, when_available or off, not {self.parity_gate!r}",
                 param="LORAPLEX_PARITY_GATE",
             )
 
@@ -65,6 +86,12 @@ class ServerSettings:
     verify_keys: tuple[bytes, ...]
     """LORAPLEX_VERIFY_KEYS: public keys in PEM."""
 
+    log_level: str = "info"
+    """LORAPLEX_LOG_LEVEL."""
+
+    log_format: str | None = None
+    """LORAPLEX_LOG_FORMAT; None: text to a terminal, else JSON."""
+
 
 def load_settings(environ: Mapping[str, str]) -> ServerSettings:
     """Return the settings of a registry process.
@@ -78,13 +105,25 @@ def load_settings(environ: Mapping[str, str]) -> ServerSettings:
         registry=RegistrySettings(
             database_url=values.get("database_url") or _in_data_dir(values, "sqlite+aiosqlite:///{}/loraplex.db"),
             object_store_url=values.get("object_store_url") or _in_data_dir(values, "file://{}/objects"),
+            object_store_public_url=values.get("object_store_public_url"),
+            scratch_dir=Path(_in_data_dir(values, "{}/scratch")) if "data_dir" in values else None,
             engine_key=values.get("engine_key"),
             parity_gate=values["parity_gate"],
+            database_pool_size=read_pool_size(values["database_pool_size"]),
+            purge_after_days=read_days("LORAPLEX_PURGE_AFTER_DAYS", values["purge_after_days"]),
         ),
         host=host,
         port=port,
         verify_keys=split_keys(values.get("verify_keys", "")),
+        log_level=_check_choice("LORAPLEX_LOG_LEVEL", values.get("log_level"), LEVELS) or "info",
+        log_format=_check_choice("LORAPLEX_LOG_FORMAT", values.get("log_format"), FORMATS),
     )
+
+
+def _check_choice(name: str, text: str | None, known: Sequence[str]) -> str | None:
+    if text is not None and text not in known:
+        raise SettingError(f"{name} must be one of {', '.join(known)}, not {text!r}")
+    return text
 
 
 def split_keys(text: str) -> tuple[bytes, ...]:

@@ -77,7 +77,7 @@ def _add_serve(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespac
 
 
 def _run_pull(args: argparse.Namespace) -> int:
-    from loraplex_engine.bases.folder import load_spec
+    from loraplex_engine.bases.folder import load_marker, load_spec
     from loraplex_engine.bases.progress import RichProgress
     from loraplex_engine.bases.pull import pull
 
@@ -87,7 +87,7 @@ def _run_pull(args: argparse.Namespace) -> int:
     spec = load_spec(folder)
     if args.json:
         facts = {name: getattr(spec, name) for name in ("name", "fingerprint", "weights_digest", "accepted_names")}
-        print(json.dumps({"folder": str(folder), **facts}))
+        print(json.dumps({"folder": str(folder), "digest": load_marker(folder).digest, **facts}))
     else:
         print(f"{spec.name} is in {folder}")
     return 0
@@ -103,6 +103,7 @@ def _run_list(args: argparse.Namespace) -> int:
             "from": load_marker(folder).origin.spec,
             "context": spec.default_context,
             "fingerprint": spec.fingerprint,
+            "digest": load_marker(folder).digest,
             "folder": str(folder),
         }
         for folder in list_bases(_cache_dir(args, read_settings(os.environ, "engine")))

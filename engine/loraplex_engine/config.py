@@ -13,8 +13,6 @@ import msgspec
 from loraplex_engine.errors import ConfigError
 from loraplex_registry.peft.spec import MAX_LORA_RANK
 
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-"""Of the lines that front and core write to standard error."""
 TOOL_CALL_PARSERS = ("auto", "hermes", "llama3_json", "mistral", "mistral_named", "granite")
 """How tool calls may be written; what each is: `server/tool/format.py`."""
 
@@ -36,6 +34,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest prompt plus answer; 0 = the base's own limit."""
     max_num_seqs: int = 16
     """Requests that run at once."""
+    max_queued_requests: int = 1024
+    """Requests that wait for their turn, at most."""
     max_num_batched_tokens: int = 2048
     """Tokens computed in one step, at most."""
     kv_cache_memory_bytes: int = 0
@@ -111,6 +111,7 @@ def check_config(config: EngineConfig) -> EngineConfig:
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_model_len", 0, 1 << 20),
     ("max_num_seqs", 1, 1024),
+    ("max_queued_requests", 1, 1 << 20),
     ("max_num_batched_tokens", 1, 1 << 20),
     ("kv_cache_memory_bytes", 0, 1 << 50),
     ("gpu_memory_utilization", 0.01, 1.0),

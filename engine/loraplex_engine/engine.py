@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -18,18 +19,23 @@ from loraplex_engine.lora.padding import PaddingMeter
 from loraplex_engine.lora.residency import Residency
 from loraplex_engine.metrics import EngineMetrics, EngineSnapshot
 from loraplex_engine.runner import ModelRunner
-from loraplex_engine.scheduling.advice import Advisor
+from loraplex_engine.scheduling.advice import Advisor, find_onset
 from loraplex_engine.scheduling.blame import Blame
 from loraplex_engine.scheduling.scheduler import Scheduler
 from loraplex_engine.slots.table import SlotState
 from loraplex_engine.wire.messages import CoreReady, TokenEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
+LogitSink = Callable[[int, "Tensor"], None]
+"""Takes the position of the first of some tokens, and their logits, float32 [n, V]."""
+
 _SCORE_POLL_S = 0.005
+_MAX_TOLD = 64
+"""Tenants that the state tells of."""
 _DTYPE_TO_ITEMSIZE = {"bfloat16": 2, "float16": 2, "float32": 4}
 _log = logging.getLogger(__name__)
 
@@ -61,7 +67,7 @@ class Engine:
         self._runner = runner
         self._guides = guides
         self._num_base_gemms = 0
-        self._scored: dict[str, list[Tensor]] = {}
+        self._sinks: dict[str, LogitSink] = {}
         self._blame = Blame(scheduler, residency.health, time.monotonic, metrics.count_invalid_output)
         self._padding = PaddingMeter(facts.ops, _DTYPE_TO_ITEMSIZE.get(facts.dtype, 4), residency.facts)
         metrics.watch(self.snapshot)
@@ -144,17 +150,32 @@ class Engine:
         Raises:
             EngineError: A request failed; the message says why.
         """
+        scored: dict[str, list[Tensor]] = {request.request_id: [] for request in requests}
         try:
             for request in requests:
-                assert request.wants_logits
-                self._scored[request.request_id] = []
-                self.add(request)
+                self.begin_score(request, _collect(scored[request.request_id]))
             self._finish_scores({request.request_id for request in requests})
-            return [_join(self._scored[request.request_id]) for request in requests]
+            return [_join(scored[request.request_id]) for request in requests]
         finally:
             for request in requests:
-                self.abort(request.request_id)
-                self._scored.pop(request.request_id, None)
+                self.end_score(request.request_id)
+
+    def begin_score(self, request: Request, sink: LogitSink) -> None:
+        """Queue a request, with `wants_logits` set, whose logits go to `sink`; its last event says how it ended.
+
+        After a preemption they come once more from the first position on.
+
+        Raises:
+            RequestError: As `add`.
+        """
+        assert request.wants_logits
+        self.add(request)
+        self._sinks[request.request_id] = sink
+
+    def end_score(self, request_id: str) -> None:
+        """Forget the sink of a request; one that still waits or runs ends now."""
+        self._sinks.pop(request_id, None)
+        self.abort(request_id)
 
     def _finish_scores(self, pending: set[str]) -> None:
         while pending:
@@ -186,8 +207,27 @@ class Engine:
                 "num_free": self.pool.num_free,
                 "block_size": self.pool.block_size,
             },
+            "max_running": self.scheduler.max_running,
             "preemptions": self.scheduler.num_preemptions,
+            "preempted_at": find_onset(self.scheduler.running_to_preemptions),
+            "prefix_cache": {"queries": self.scheduler.num_prefix_queries, "hits": self.scheduler.num_prefix_hits},
+            "slot_loads": self.residency.slots.num_loads,
+            "slot_evictions": self.residency.slots.num_evictions,
+            "yields": self.scheduler.num_yields,
+            "tenants": [asdict(standing) for standing in self.scheduler.describe_shares()[:_MAX_TOLD]],
+            "sampled_tokens": self.scheduler.num_sampled,
             "advice": self.advisor.current,
+            "prefix_history": self._describe_prefixes(),
+        }
+
+    def _describe_prefixes(self) -> dict[str, Any]:
+        history = self.scheduler.prefixes.history
+        tenants = history.describe(_MAX_TOLD).items()
+        return {
+            **asdict(history.total),
+            "forgotten_blocks": history.num_forgotten,
+            "is_caching": self.scheduler.prefixes.is_enabled,
+            "tenants": [{"tenant_id": tenant_id, **asdict(count)} for tenant_id, count in tenants],
         }
 
     def snapshot(self) -> EngineSnapshot:
@@ -199,9 +239,13 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             num_running=len(scheduler.running),
             num_preemptions=scheduler.num_preemptions,
+            num_yields=scheduler.num_yields,
+            num_sampled=scheduler.num_sampled,
             num_base_gemms=self._num_base_gemms,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
+            num_prompt_tokens=scheduler.prefixes.history.total.prompt_tokens,
+            num_repeated_tokens=scheduler.prefixes.history.total.repeated_tokens,
             num_overcommitted=max(0, len(scheduler.turns.find_working_set()) - len(slots.slots)),
             num_forced_turns=scheduler.turns.num_forced,
             num_strikes=health.num_strikes,
@@ -232,7 +276,6 @@ class Engine:
         if (kind := plan.num_adapters > 0) not in self._known_kinds:
             self.on_new_kind()
             self._known_kinds.add(kind)
-        self.scheduler.guided.give_head_start()
         try:
             return self._runner.execute(plan)
         except Exception:  # noqa: BLE001 - whatever it was, it hurts this step alone
@@ -257,9 +300,7 @@ class Engine:
         for row in plan.rows:
             logits = result.logits.get(row.request.request_id)
             if logits is not None:
-                # from the start again after a preemption
-                kept = self._scored[row.request.request_id] if row.start else []
-                self._scored[row.request.request_id] = [*kept, logits]
+                self._sinks[row.request.request_id](row.start, logits)
 
     def _observe_step(self, plan: StepPlan, result: StepResult | None, seconds: float) -> None:
         self.metrics.step_s.observe(seconds)
@@ -291,6 +332,18 @@ def observe_load(metrics: EngineMetrics, result: LoadDone | LoadFailed) -> None:
     metrics.loads.labels("ok", "pack").inc()
     for stage, seconds in (("fetch", result.fetch_s), ("verify", result.verify_s), ("pack", result.pack_s)):
         metrics.load_s.labels(stage).observe(seconds)
+
+
+def _collect(parts: list[Tensor]) -> LogitSink:
+    """Keep all parts in order."""
+
+    def take(start: int, logits: Tensor) -> None:
+        if start == 0:
+            # from the start again after a preemption
+            parts.clear()
+        parts.append(logits)
+
+    return take
 
 
 def _join(parts: list[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ EngineError
 ├── BaseUnavailableError    base_unavailable
 ├── StartupError            does_not_start
 ├── UnreachableError        no_replica      (raised in the gateway by the engine's client)
+├── EngineRefusedError      (the same; `code` is that of the engine's answer)
 ├── CallError               (a call over HTTP is refused before it runs; names the field in `param`)
 │   ├── InvalidRequestError     invalid_request_error
 │   │   ├── InvalidJsonError        invalid_json
@@ -83,6 +84,15 @@ class UnreachableError(EngineError):
     """No connection to this engine; it has seen nothing of the request, so another replica may take it."""
 
     code = "no_replica"
+
+
+class EngineRefusedError(EngineError):
+    """The engine refused a call of the platform; `code` and the message are those of its answer."""
+
+    def __init__(self, code: str, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after_s = retry_after_s
 
 
 class RequestError(EngineError):

@@ -58,6 +58,12 @@ FLAGS = (
     Flag("max-model-len", "max_model_len", int, "longest prompt plus answer, tokens (default: the base's)"),
     Flag("max-num-seqs", "max_num_seqs", int, "requests that run at once (default: 16)"),
     Flag(
+        "max-queued-requests",
+        "max_queued_requests",
+        int,
+        "requests that wait for their turn, at most; the next one is told queue_full (default: 1024)",
+    ),
+    Flag(
         "max-num-batched-tokens", "max_num_batched_tokens", int, "tokens computed in one step, at most (default: 2048)"
     ),
     Flag("kv-cache-memory-bytes", "kv_cache_memory_bytes", size, "size of the KV cache, bytes or as 2GiB"),

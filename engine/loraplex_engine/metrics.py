@@ -14,7 +14,20 @@ from prometheus_client.registry import Collector
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _HOST_S = (0.0001, 0.0002, 0.0003, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5)
-_LONG_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+# Quantiles are read off between two bounds, so those lie close where people look: first tokens of 20 ms to 5 s, gaps of
+# 5 to 100 ms, answers of 0.5 to 60 s.
+_FIRST_S = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0),
+)
+_GAP_S = (
+    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.08),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0),
+)
+_WHOLE_S = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0),
+    *(45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +38,13 @@ class EngineSnapshot:
     num_waiting: int
     num_running: int
     num_preemptions: int
+    num_yields: int
+    num_sampled: int
     num_base_gemms: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_prompt_tokens: int
+    num_repeated_tokens: int
     num_overcommitted: int
     num_forced_turns: int
     num_strikes: int
@@ -57,11 +74,11 @@ class EngineMetrics:
             registry.register(found)
             return found
 
-        self.queue_s = histogram("loraplex_request_queue_seconds", "Wait for a turn, loads not counted.", _SHORT_S)
-        self.prefill_s = histogram("loraplex_request_prefill_seconds", "Turn to first token.", _SHORT_S)
-        self.ttft_s = histogram("loraplex_time_to_first_token_seconds", "Arrival to first token.", _SHORT_S)
-        self.inter_token_s = frequent("loraplex_inter_token_seconds", "Gap between tokens of a request.", _SHORT_S)
-        self.request_s = histogram("loraplex_request_seconds", "Arrival to last token.", _LONG_S)
+        self.queue_s = histogram("loraplex_request_queue_seconds", "Wait for a turn, loads not counted.", _FIRST_S)
+        self.prefill_s = histogram("loraplex_request_prefill_seconds", "Turn to first token.", _FIRST_S)
+        self.ttft_s = histogram("loraplex_time_to_first_token_seconds", "Arrival to first token.", _FIRST_S)
+        self.inter_token_s = frequent("loraplex_inter_token_seconds", "Gap between tokens of a request.", _GAP_S)
+        self.request_s = histogram("loraplex_request_seconds", "Arrival to last token.", _WHOLE_S)
         self.step_s = frequent("loraplex_step_seconds", "One step: plan, execute, update.", _SHORT_S)
         self.step_host_s = frequent(
             "loraplex_step_host_seconds", "Part of a step beside the model: plan, tensors, update.", _HOST_S
@@ -144,9 +161,17 @@ class _SnapshotCollector(Collector):
         yield _gauge("loraplex_requests_waiting", "Requests in the queue.", now.num_waiting)
         yield _gauge("loraplex_requests_running", "Requests that take part in steps.", now.num_running)
         yield _counter("loraplex_preemptions", "Requests that lost their blocks and start over.", now.num_preemptions)
+        yield _counter(
+            "loraplex_fair_yields", "Requests that gave their place to a tenant below its share.", now.num_yields
+        )
+        yield _counter("loraplex_sampled_tokens", "Tokens sampled, all requests.", now.num_sampled)
         yield _counter("loraplex_base_gemm_calls", "Base linears of the layers, one per group.", now.num_base_gemms)
         yield _counter("loraplex_prefix_cache_queries", "Prompt tokens looked up.", now.num_prefix_queries)
         yield _counter("loraplex_prefix_cache_hits", "Prompt tokens found.", now.num_prefix_hits)
+        yield _counter("loraplex_prompt_tokens", "Prompt tokens of requests that started.", now.num_prompt_tokens)
+        yield _counter(
+            "loraplex_prompt_tokens_repeated", "Those that a prefix cache without limit had.", now.num_repeated_tokens
+        )
         yield _gauge(
             "loraplex_adapter_slots_overcommitted", "Adapters wanted of late beyond the slots.", now.num_overcommitted
         )

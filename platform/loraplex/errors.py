@@ -10,7 +10,10 @@ LoraplexError
         ModelNotFoundError, UseChatCompletionsError, EmbeddingsNotServedError
     ConflictError
         NameReservedError, AdapterQuarantinedError
+    IdempotencyReusedError
     AdapterRetiredError
+    RateLimitExceededError
+        QuotaExceededError
     BodyTimeoutError, PayloadTooLargeError, UnsupportedMediaTypeError
     UnavailableError
         AdapterLoadingError, NoReplicaError, DrainingError
@@ -127,10 +130,34 @@ class AdapterQuarantinedError(ConflictError):
     code = "adapter_quarantined"
 
 
+class IdempotencyReusedError(LoraplexError):
+    """This Idempotency-Key was used for other content; choose a new one."""
+
+    code = "idempotency_key_reused"
+
+
 class AdapterRetiredError(LoraplexError):
     """This version is retired; restore it or call another."""
 
     code = "adapter_retired"
+
+
+class RateLimitExceededError(LoraplexError):
+    """A limit on calls has no room; try again after the seconds in Retry-After."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str | None = None, *, retry_after_s: int | None = 1, headers: dict[str, str] | None = None
+    ) -> None:
+        self.headers = headers or {}
+        super().__init__(message, retry_after_s=retry_after_s)
+
+
+class QuotaExceededError(RateLimitExceededError):
+    """What may be used this day or month is used up; it begins anew with the next one, in UTC."""
+
+    code = "quota_exceeded"
 
 
 class BodyTimeoutError(LoraplexError):
@@ -211,7 +238,7 @@ class DatabaseRevisionError(StartError):
 
 
 class DatabaseInUseError(StartError):
-    """Another gateway runs on this database, and for now only one may; stop it, or give this one its own database."""
+    """Another gateway runs on this database: give all of them LORAPLEX_REDIS_URL and Postgres, or stop the other."""
 
     code = "database_in_use"
     exit_code = 3

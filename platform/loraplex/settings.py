@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loraplex.errors import SettingsError
-from loraplex_registry.wire.setting import SettingError, read_settings
+from loraplex_registry.wire.log import FORMATS
+from loraplex_registry.wire.setting import SettingError, read_days, read_drain_s, read_pool_size, read_settings
 
 _DEFAULT_LISTEN = "127.0.0.1:8080"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_IN_MEMORY = "memory://"
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -26,6 +29,9 @@ class Settings:
 
     object_store_url: str
     """LORAPLEX_OBJECT_STORE_URL; default a folder in the data folder."""
+
+    object_store_public_url: str | None = None
+    """LORAPLEX_OBJECT_STORE_PUBLIC_URL: scheme and host in presigned URLs."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -55,11 +61,34 @@ class Settings:
     parity_gate: str = "when_available"
     """LORAPLEX_PARITY_GATE."""
 
+    purge_after_days: int = 30
+    """LORAPLEX_PURGE_AFTER_DAYS."""
+
+    redis_url: str | None = field(default=None, repr=False)
+    """LORAPLEX_REDIS_URL; None (memory://) where this is the only gateway."""
+
+    database_pool_size: int = 8
+    """LORAPLEX_DATABASE_POOL_SIZE: connections to Postgres, at most."""
+
+    outcome_days: int = 30
+    """LORAPLEX_OUTCOME_DAYS."""
+
+    warm_s: float = 60.0
+    """Seconds that engines keep content after its last name is gone: a rollback or restore finds it loaded."""
+
     log_level: str = "info"
     """LORAPLEX_LOG_LEVEL."""
 
+    log_format: str | None = None
+    """LORAPLEX_LOG_FORMAT; None: text to a terminal, else JSON."""
+
     drain_s: float = 30.0
-    """Seconds that running answers get after SIGTERM."""
+    """LORAPLEX_DRAIN_S: seconds that running answers get after SIGTERM."""
+
+    @property
+    def has_company(self) -> bool:
+        """Whether other gateways may run on the same database; a SQLite database has one at any time."""
+        return self.redis_url is not None and not self.database_url.startswith("sqlite")
 
 
 def load_settings(environ: Mapping[str, str]) -> Settings:
@@ -78,6 +107,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     return Settings(
         database_url=values.get("database_url") or _in_data_dir(data_dir, "sqlite+aiosqlite:///{}/loraplex.db"),
         object_store_url=values.get("object_store_url") or _in_data_dir(data_dir, "file://{}/objects"),
+        object_store_public_url=values.get("object_store_public_url"),
         host=host,
         port=port,
         data_dir=data_dir,
@@ -87,7 +117,13 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         key_pepper=values.get("key_pepper"),
         engine_key=values.get("engine_key"),
         parity_gate=values.get("parity_gate", "when_available"),
+        purge_after_days=_read_days("LORAPLEX_PURGE_AFTER_DAYS", values["purge_after_days"]),
+        redis_url=_read_redis_url(values.get("redis_url", _IN_MEMORY)),
+        database_pool_size=_read_pool_size(values["database_pool_size"]),
+        outcome_days=_read_days("LORAPLEX_OUTCOME_DAYS", values["outcome_days"]),
         log_level=_check_log_level(values.get("log_level", "info")),
+        log_format=_check_log_format(values.get("log_format")),
+        drain_s=_read_drain_s(values["drain_s"]),
     )
 
 
@@ -129,8 +165,42 @@ def _refuse_unbuilt(values: Mapping[str, str]) -> None:
             "LORAPLEX_REGISTRY_URL: a gateway with a registry of its own process is not built yet; unset it for the "
             "gateway (engines need it: the gateway's own address)"
         )
-    if values.get("redis_url", "memory://") != "memory://":
-        raise SettingsError("LORAPLEX_REDIS_URL: only memory:// is built yet; run one gateway and unset it")
+
+
+def _read_redis_url(text: str) -> str | None:
+    if text == _IN_MEMORY:
+        return None
+    if not text.startswith(_REDIS_SCHEMES):
+        # it may hold a password
+        raise SettingsError(f"LORAPLEX_REDIS_URL begins with {', '.join(_REDIS_SCHEMES)}, or is {_IN_MEMORY}")
+    return text
+
+
+def _read_pool_size(text: str) -> int:
+    try:
+        return read_pool_size(text)
+    except SettingError as error:
+        raise SettingsError(error.message) from error
+
+
+def _read_drain_s(text: str) -> float:
+    try:
+        return read_drain_s(text)
+    except SettingError as error:
+        raise SettingsError(error.message) from error
+
+
+def _read_days(name: str, text: str) -> int:
+    try:
+        return read_days(name, text)
+    except SettingError as error:
+        raise SettingsError(error.message) from error
+
+
+def _check_log_format(text: str | None) -> str | None:
+    if text is not None and text not in FORMATS:
+        raise SettingsError(f"LORAPLEX_LOG_FORMAT must be one of {', '.join(FORMATS)}, not {text!r}")
+    return text
 
 
 def _check_log_level(text: str) -> str:

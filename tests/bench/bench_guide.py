@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from report import Report, build_parser, follow, parse_options, percentile
 from setting import open_base, random_ids
 
 from engines import EngineWorld
+from loraplex_engine.guide.rounds import Outcome, Rounds, Row
 
 ROWS, CONSTRAINED, PROMPT, TOKENS, ROUNDS = 8, (0, 1, 4, 8), 60, 120, 6
 _ITEM = {
@@ -55,25 +56,29 @@ GRAMMARS = [
 ]
 
 
-class TimedPool(ThreadPoolExecutor):
-    """Times each mask: the processor's milliseconds of the thread, and those of the clock from asking to having."""
+class TimedRounds(Rounds):
+    """Times the masks of a step: milliseconds by the clock from asking for the first to having the last."""
 
     def __init__(self) -> None:
-        super().__init__(2)
-        self.cpu_ms: list[float] = []
+        super().__init__()
         self.wall_ms: list[float] = []
+        self.num_rows = self.num_alone = 0
+        self._asked_at = 0.0
 
-    def submit(self, work: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
-        asked_at = time.perf_counter()
+    def join(self, row: Row) -> Future[Outcome]:
+        if not self._waiting:
+            self._asked_at = time.perf_counter()
+        self.num_rows += 1
+        return super().join(row)
 
-        def timed() -> Any:
-            began = time.thread_time()
-            outcome = work()
-            self.cpu_ms.append((time.thread_time() - began) * 1e3)
-            self.wall_ms.append((time.perf_counter() - asked_at) * 1e3)
-            return outcome
+    def submit_alone(self, work: Callable[[], Outcome]) -> Future[Outcome]:
+        self.num_alone += 1
+        return super().submit_alone(work)
 
-        return super().submit(timed)
+    def _run(self) -> None:
+        asked_at = self._asked_at
+        super()._run()
+        self.wall_ms.append((time.perf_counter() - asked_at) * 1e3)
 
 
 class Bench:
@@ -83,7 +88,9 @@ class Bench:
         settings: dict[str, Any] = {"dtype": options.dtype, "cpu_threads": options.threads, "max_num_seqs": ROWS}
         settings["max_num_batched_tokens"] = 128
         self.world = EngineWorld(base, folder / "cache", **settings)
-        self.pool = self.world.engine._guides._threads = TimedPool()  # type: ignore[union-attr]
+        guides = self.world.engine._guides
+        assert guides is not None
+        self.rounds = guides._rounds = TimedRounds()
         self.vocab_size = self.world.engine.facts.vocab_size
         self.num_late = self.num_rows = 0
 
@@ -133,9 +140,11 @@ def main() -> int:
         for kind, steps in clock.items()
     ]
     report.table(("rows with a grammar", "steps", "p50 ms", "p99 ms", "thread p50 ms"), rows)
-    masks = [("processor of the thread", bench.pool.cpu_ms), ("asked until there", bench.pool.wall_ms)]
-    table = [(text, len(v), percentile(v, 50), percentile(v, 99), max(v)) for text, v in masks]
-    report.table(("time of a mask, ms", "masks", "p50", "p99", "most"), table)
+    wall = bench.rounds.wall_ms
+    row = ("all masks of a step, asked until there", len(wall), percentile(wall, 50), percentile(wall, 99), max(wall))
+    report.table(("ms", "steps", "p50", "p99", "most"), [row])
+    alone = bench.rounds.num_alone / max(1, bench.rounds.num_alone + bench.rounds.num_rows)
+    report.say("alone", alone, f"\nmasks that were found alone, since they took long: {alone:.2%}")
     late = bench.num_late / max(1, bench.num_rows)
     report.say("late", late, f"\nrows that stood aside for a mask: {late:.2%} of all")
     slowdown = percentile(clock[4], 50) / percentile(clock[0], 50)

@@ -26,10 +26,11 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench_lora import MIXED
-from http_load import Outcome, Target, Words, Workload, run_load
+from http_load import Outcome, Target, Workload, run_load
 from report import Report, build_parser, follow, parse_options
 from setting import open_base
 
+from loraplex.bench.text import Text, read_vocabulary
 from loraplex.client.upload import list_files
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from platforms import LivePlatform, running_platform
@@ -97,10 +98,10 @@ def main() -> int:
             served = _running_vllm(Path(options.vllm), base, ()) if options.vllm else nullcontext(None)
             with served as peer:
                 cases = _list_cases(engine, gateway, peer, is_quick=options.quick)
-                outcomes = _run(cases, Words(base), 1 if options.quick else options.rounds)
+                outcomes = _run(cases, read_vocabulary(base), 1 if options.quick else options.rounds)
         if options.vllm and options.with_adapters:
             with _running_vllm(Path(options.vllm), base, adapters) as peer:
-                outcomes |= _run(_list_adapter_cases(peer, len(adapters)), Words(base), 1)
+                outcomes |= _run(_list_adapter_cases(peer, len(adapters)), read_vocabulary(base), 1)
     _print(report, outcomes)
     _judge(report, outcomes)
     return report.close()
@@ -173,7 +174,7 @@ def _base_name(engine: Target) -> str:
     return str(answer.json()["data"][0]["id"])
 
 
-def _run(cases: Sequence[Case], words: Words, num_rounds: int) -> dict[str, list[Outcome]]:
+def _run(cases: Sequence[Case], words: Text, num_rounds: int) -> dict[str, list[Outcome]]:
     """All cases of every round in a shuffled order, after each server has answered once."""
     rng = random.Random(0)
     peers = {case.peer for case in cases if case.peer is not None}

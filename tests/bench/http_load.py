@@ -1,25 +1,22 @@
-"""A closed-loop load of streamed completions over plain sockets, so light that it leaves the cores to the server.
+"""A closed-loop load of streamed completions, by the client of `loraplex bench`, and what benchmarks read of it.
 
 Knows HTTP and the OpenAI stream, nothing of the server behind it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import msgspec
 from report import percentile
-from tokenizers import Tokenizer
 
-_LINE_BYTES = 1 << 20
-_REQUEST_S = 600.0
+from loraplex.bench.client import Server
+from loraplex.bench.length import Lengths
+from loraplex.bench.load import Load, Measured, run_in_loop, send_load
+from loraplex.bench.text import Text
+from loraplex.bench.workload import Workload as Question
+from loraplex.bench.workload import build_requests
 
 
 @dataclass(frozen=True)
@@ -33,9 +30,10 @@ class Target:
     keys: tuple[str, ...] = ("",)
     """The key of each model, or one for all."""
 
-    def key_of(self, model: str) -> str:
-        """The key that may call a model."""
-        return self.keys[self.models.index(model)] if len(self.keys) > 1 else self.keys[0]
+    def to_server(self) -> Server:
+        """The same for the client."""
+        own = dict(zip(self.models, self.keys, strict=True)) if len(self.keys) > 1 else {}
+        return Server(self.url, self.keys[0], own)
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,16 @@ class Workload:
         return bool(self.extra.get("temperature"))
 
 
-@dataclass
 class Outcome:
     """What the clients saw; seconds."""
 
-    seconds: float
-    num_tokens: int = 0
-    first_s: list[float] = field(default_factory=list)
-    gaps_s: list[float] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    def __init__(self, measured: Measured) -> None:
+        answered = [outcome for outcome in measured.outcomes if not outcome.error]
+        self.seconds = measured.seconds
+        self.num_tokens = sum(outcome.completion_tokens for outcome in answered)
+        self.first_s = [outcome.first_s for outcome in answered]
+        self.gaps_s = [gap for outcome in answered for gap in outcome.gaps_s]
+        self.errors = [f"{outcome.error}: {outcome.message}" for outcome in measured.outcomes if outcome.error]
 
     @property
     def tokens_per_s(self) -> float:
@@ -81,20 +80,7 @@ class Outcome:
         return 1e3 * percentile(self.gaps_s, percent)
 
 
-class Words:
-    """Prompts of an exact number of tokens, each a word of the base's vocabulary with its space."""
-
-    def __init__(self, base: Path) -> None:
-        vocabulary = Tokenizer.from_file(str(base / "tokenizer.json")).get_vocab()
-        words = (piece[1:] for piece in vocabulary if piece.startswith("Ġ"))
-        self._words = sorted(word for word in words if 3 <= len(word) <= 8 and word.isascii() and word.isalpha())
-
-    def make(self, num_tokens: int, rng: random.Random) -> str:
-        """A text of so many tokens."""
-        return "".join(f" {word}" for word in rng.choices(self._words, k=num_tokens))
-
-
-def run_load(target: Target, work: Workload, words: Words, seed: int, prefix_seed: int | None = None) -> Outcome:
+def run_load(target: Target, work: Workload, words: Text, seed: int, prefix_seed: int | None = None) -> Outcome:
     """Send all requests of a workload, so many at once, and wait for the last token.
 
     Args:
@@ -104,78 +90,15 @@ def run_load(target: Target, work: Workload, words: Words, seed: int, prefix_see
         seed: decides prompts and models, alike for every server.
         prefix_seed: decides the shared prefix; `seed` does where None.
     """
-    rng = random.Random(seed)
-    prefix = words.make(work.prefix_len, random.Random(f"prefix {seed if prefix_seed is None else prefix_seed}"))
-    bodies = [
-        {
-            "model": rng.choice(target.models),
-            "prompt": prefix + words.make(work.prompt_len, rng),
-            "max_tokens": work.max_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **work.extra,
-            **({"seed": index} if work.is_sampled else {}),
-        }
-        for index in range(work.num_requests)
-    ]
-    return asyncio.run(_send_all(target, bodies, work.concurrency))
-
-
-async def _send_all(target: Target, bodies: Sequence[dict[str, Any]], concurrency: int) -> Outcome:
-    outcome, queue = Outcome(0.0), iter(bodies)
-    began_at = time.perf_counter()
-    await asyncio.gather(*(_work(target, queue, outcome) for _ in range(concurrency)))
-    outcome.seconds = time.perf_counter() - began_at
-    return outcome
-
-
-async def _work(target: Target, queue: Iterator[dict[str, Any]], outcome: Outcome) -> None:
-    for body in queue:
-        try:
-            async with asyncio.timeout(_REQUEST_S):
-                await _stream(target, body, outcome)
-        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
-            outcome.errors.append(repr(error))
-
-
-async def _stream(target: Target, body: dict[str, Any], outcome: Outcome) -> None:
-    where, content = urlsplit(target.url), msgspec.json.encode(body)
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nAuthorization: Bearer {target.key_of(body['model'])}"
-        f"\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+    question = Question(
+        models=target.models,
+        prompt=Lengths(work.prompt_len, work.prompt_len),
+        output=Lengths(work.max_tokens, work.max_tokens),
+        prefix_len=work.prefix_len,
+        has_same_prefix=True,
+        extra=work.extra,
     )
-    reader, writer = await asyncio.open_connection(where.hostname, where.port, limit=_LINE_BYTES)
-    try:
-        began_at = time.perf_counter()
-        writer.write(head.encode() + content)
-        status = await reader.readline()
-        if b" 200 " not in status:
-            raise ValueError(f"{status!r}: {(await reader.read())[-300:]!r}")
-        await _read_events(reader, began_at, outcome)
-    finally:
-        writer.close()
-
-
-async def _read_events(reader: asyncio.StreamReader, began_at: float, outcome: Outcome) -> None:
-    last_at: float | None = None
-    while line := await reader.readline():
-        # between them are the headers and the lengths of chunks
-        if not line.startswith(b"data:"):
-            continue
-        if line[5:].strip() == b"[DONE]":
-            return
-        now, event = time.perf_counter(), msgspec.json.decode(line[5:])
-        if "error" in event:
-            raise ValueError(str(event["error"]))
-        if event.get("usage"):
-            outcome.num_tokens += event["usage"]["completion_tokens"]
-        if not event.get("choices") or (event["choices"][0]["finish_reason"] and not event["choices"][0]["text"]):
-            continue
-        if last_at is None:
-            outcome.first_s.append(now - began_at)
-        else:
-            outcome.gaps_s.append(now - last_at)
-        last_at = now
-    raise ValueError("the stream ended early")
+    of_prefix = seed if prefix_seed is None else prefix_seed
+    requests = build_requests(question, words, work.num_requests, of_prefix, seed)
+    load = Load(concurrency=work.concurrency)
+    return Outcome(run_in_loop(send_load(target.to_server(), question.path, requests, load, lambda: None)))

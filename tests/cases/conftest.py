@@ -1,8 +1,7 @@
-"""One tiny base with its adapters for all cases, and the size in which long cases run."""
+"""One tiny base with its adapters for all cases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,3 @@ def cases(bases_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Cases
     source = write_base(bases_folder / "tiny-cases", tiny_llama_config(max_position_embeddings=1024))
     tmp = tmp_path_factory.mktemp("cases")
     return Cases(pull(str(source), tmp / "bases"), tmp)
-
-
-@pytest.fixture
-def long(request: pytest.FixtureRequest) -> Callable[[float, float], float]:
-    """Chooses between the size of a case in `make test` and the one in `make endure`."""
-    is_full = request.config.getoption("--endure")
-    return lambda short, full: full if is_full else short

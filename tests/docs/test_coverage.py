@@ -25,6 +25,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rg
 ERROR_MODULES = (
     "loraplex.errors",
     "loraplex.client.errors",
+    "loraplex.bench.errors",
     "loraplex_engine.errors",
     "loraplex_registry.errors",
     "loraplex_registry.peft.errors",
@@ -80,7 +81,7 @@ def test_documented_statuses_are_those_that_the_gateway_answers() -> None:
 def _scrapes() -> dict[str, bytes]:
     """What each process answers to a scrape, as text."""
     engine, gateway, front = EngineMetrics(), GatewayMetrics(), FrontMetrics()
-    engine.watch(lambda: EngineSnapshot(0.0, *[0] * 11, *[{}] * 5))
+    engine.watch(lambda: EngineSnapshot(0.0, *[0] * 15, *[{}] * 5))
     return {"core": engine.to_text(), "gateway": gateway.render(FleetView()), "front": front.render()}
 
 

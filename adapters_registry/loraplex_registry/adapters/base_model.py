@@ -1,12 +1,12 @@
 """Registers base models. A known fingerprint keeps its first name; other names it comes by are accepted ones.
 
-The rank limit is the operator's choice, not a fact about the weights: the last registration says what holds.
+The rank limit and the weights are the operator's choice: the last registration says what holds.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import sqlalchemy as sa
@@ -23,6 +23,8 @@ from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.naming import check_name
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MODULE_PATH = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_MAX_PATH_LEN = 200
 _MAX_NAMES = 64
 _MAX_NAME_LEN = 200
 
@@ -36,7 +38,7 @@ class BaseModels:
         """Whether a name is a tenant's; the gateway, which owns tenants, says so."""
 
     async def register(self, spec: BaseSpec, by: Identity) -> tuple[BaseView, bool]:
-        """Register a base, or learn further names and the rank limit of one that is known.
+        """Register a base, or learn further names, the weights and the rank limit of one that is known.
 
         Returns:
             The base as it is now, and whether it is new.
@@ -79,8 +81,18 @@ def _check_spec(spec: BaseSpec) -> None:
         for dtype, sha256 in hashes.items()
     ):
         raise InvalidRequestError("matrix_hashes maps modules to dtype to sha256 in hex", param="matrix_hashes")
-    if not spec.modules:
+    _check_paths(spec.modules)
+
+
+def _check_paths(paths: Collection[str]) -> None:
+    if not paths:
         raise InvalidRequestError("modules maps at least one module to its features", param="modules")
+    for path in paths:
+        if len(path) > _MAX_PATH_LEN or _MODULE_PATH.fullmatch(path) is None:
+            raise InvalidRequestError(
+                f"A module's path is names of letters, digits, _ and - with dots between, not {ascii(path)[:80]}",
+                param="modules",
+            )
 
 
 async def _find_by_fingerprint(change: Change, fingerprint: str) -> BaseRow | None:
@@ -105,7 +117,7 @@ async def _insert(change: Change, spec: BaseSpec, by: Identity) -> BaseRow:
     )
     change.session.add(base)
     await change.session.flush()
-    record_event(change.session, by, "base.registered", spec.name, details={"fingerprint": spec.fingerprint})
+    record_event(change.session, by, "base.registered", spec.name, after={"fingerprint": spec.fingerprint})
     return base
 
 
@@ -121,20 +133,36 @@ async def _check_free(change: Change, name: str, is_tenant: Callable[[str], bool
         raise NameReservedError(f"A tenant is called {name}; give --served-model-name", param="name")
 
 
+def _change_weights(change: Change, known: BaseRow, spec: BaseSpec, by: Identity) -> None:
+    """Take over other weights of the same model; the parity gate compares adapters on them in its own time."""
+    before, after = ({"weights_digest": digest} for digest in (known.weights_digest, spec.weights_digest))
+    known.weights_digest, known.matrix_hashes = spec.weights_digest, spec.matrix_hashes
+    known.changed_epoch = change.epoch
+    record_event(change.session, by, "base.weights_changed", known.name, before=before, after=after)
+
+
 def _merge(change: Change, known: BaseRow, spec: BaseSpec, by: Identity) -> None:
-    if spec.weights_digest == known.weights_digest and spec.matrix_hashes and not known.matrix_hashes:
+    if spec.weights_digest not in ("", known.weights_digest):
+        _change_weights(change, known, spec, by)
+    elif spec.weights_digest == known.weights_digest and spec.matrix_hashes and not known.matrix_hashes:
         # a base that was registered before its matrices were hashed
         known.matrix_hashes = spec.matrix_hashes
         known.changed_epoch = change.epoch
     if spec.max_lora_rank != known.max_lora_rank:
+        before, after = ({"max_lora_rank": limit} for limit in (known.max_lora_rank, spec.max_lora_rank))
         known.max_lora_rank = spec.max_lora_rank
         known.changed_epoch = change.epoch
-        record_event(
-            change.session, by, "base.rank_limit_changed", known.name, details={"max_lora_rank": spec.max_lora_rank}
-        )
+        record_event(change.session, by, "base.rank_limit_changed", known.name, before=before, after=after)
     names = sorted({*known.accepted_names, *spec.accepted_names, spec.name} - {known.name})
     if names == known.accepted_names:
         return
-    known.accepted_names = names
+    former, known.accepted_names = known.accepted_names, names
     known.changed_epoch = change.epoch
-    record_event(change.session, by, "base.names_added", known.name, details={"accepted_names": names})
+    record_event(
+        change.session,
+        by,
+        "base.names_added",
+        known.name,
+        before={"accepted_names": former},
+        after={"accepted_names": names},
+    )

@@ -44,9 +44,9 @@ def _check_adapter(adapter: AdapterRow, versions: Sequence[VersionRow], aliases:
         states = {state_of[target.version] for target in targets}
         assert states <= {"ready", "quarantined"}, "targets are ready, or were until something was found"
         assert not targets or sum(target.weight for target in targets) == 100, "weights sum to 100"
-    assert all((version.state == "quarantined") == (version.quarantine is not None) for version in versions), (
-        "a quarantine has its reason"
-    )
+    for version in versions:
+        assert version.state != "quarantined" or version.quarantine is not None, "a quarantine has its reason"
+        assert version.quarantine is None or version.state in ("quarantined", "retired"), "and no other state has one"
     if adapter.deleted_at is not None:
         assert not adapter.is_default, "a deleted adapter is no default"
         assert not any(alias.targets for alias in aliases), "a deleted adapter has no aliases"

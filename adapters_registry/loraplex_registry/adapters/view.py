@@ -10,7 +10,15 @@ import msgspec
 
 from loraplex_registry.db.model import AdapterRow, AliasHistoryRow, AliasRow, BaseRow, VersionRow
 from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
-from loraplex_registry.wire.adapter import Quarantine, Report, Target, VersionView
+from loraplex_registry.wire.adapter import (
+    AdapterView,
+    AliasChangeView,
+    AliasView,
+    Quarantine,
+    Report,
+    Target,
+    VersionView,
+)
 
 LIVE = "live"
 
@@ -32,44 +40,6 @@ class BaseView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
 
 
-class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter; `live` is the version with the most weight at the alias `live`, `latest` the newest number.
-
-    `live_state` is the state of the version `live`; any but `ready` means that the adapter's name is not answered.
-    """
-
-    tenant: str
-    name: str
-    base_model: str
-    is_default: bool
-    live: int | None
-    live_state: str | None
-    latest: int | None
-    num_versions: int
-    aliases: dict[str, list[Target]]
-    created_at: str
-    created_by: str
-
-
-class AliasView(msgspec.Struct, frozen=True, kw_only=True):
-    """An alias, its targets in order of version number, and its revision, which is its ETag."""
-
-    alias: str
-    targets: list[Target]
-    revision: int
-    updated_at: str
-
-
-class AliasChangeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One revision of an alias; no targets means that it was deleted."""
-
-    revision: int
-    targets: list[Target]
-    action: str
-    actor: str
-    created_at: str
-
-
 def show_time(at: datetime) -> str:
     """Return RFC 3339 in UTC."""
     return at.isoformat().replace("+00:00", "Z")
@@ -80,9 +50,9 @@ def read_targets(targets: Sequence[Any]) -> tuple[Target, ...]:
     return msgspec.convert(targets, tuple[Target, ...])
 
 
-def read_quarantine(quarantine: Any) -> Quarantine | None:
-    """Return the quarantine that a version's row holds."""
-    return msgspec.convert(quarantine, Quarantine | None)
+def read_quarantine(state: str, quarantine: Any) -> Quarantine | None:
+    """Return why a version is quarantined; a retired one that was has it in its row, but is not."""
+    return msgspec.convert(quarantine, Quarantine) if state == "quarantined" else None
 
 
 def find_main_target(targets: Sequence[Target]) -> int | None:
@@ -139,6 +109,7 @@ def show_adapter(adapter: AdapterRow, states: Mapping[int, str], aliases: Sequen
         latest=max(states, default=None),
         num_versions=len(states),
         aliases=targets,
+        limits=adapter.limits or {},
         created_at=show_time(adapter.created_at),
         created_by=adapter.created_by,
     )
@@ -162,7 +133,8 @@ def show_version(version: VersionRow, live: Sequence[Target]) -> VersionView:
         created_at=show_time(version.created_at),
         created_by=version.created_by,
         report=msgspec.convert(version.report, Report),
-        quarantine=read_quarantine(version.quarantine),
+        quarantine=read_quarantine(version.state, version.quarantine),
+        pool=version.pool,
     )
 
 

@@ -20,36 +20,26 @@ from loraplex_registry.adapters.lookup import (
 )
 from loraplex_registry.adapters.page import Page, build_page
 from loraplex_registry.adapters.tenant import TenantRef
-from loraplex_registry.adapters.view import AdapterView, show_adapter, show_version
-from loraplex_registry.api.caller import READ, WRITE, check_admin, enter_tenant
+from loraplex_registry.adapters.view import show_adapter, show_version
+from loraplex_registry.api.caller import READ, SEE, WRITE, check_admin, enter_tenant
 from loraplex_registry.api.reading import read_json, read_number, read_page_order, read_query
-from loraplex_registry.api.sending import send_file
+from loraplex_registry.api.sending import open_file
 from loraplex_registry.api.service import Call, Name, Number, Services, Work
-from loraplex_registry.api.upload import build_order
+from loraplex_registry.api.upload import take_upload
 from loraplex_registry.db.model import AdapterRow, AliasRow
-from loraplex_registry.errors import (
-    ArtifactMissingError,
-    InvalidRequestError,
-    NotFoundError,
-    RetiredError,
-    StoreUnavailableError,
-)
-from loraplex_registry.wire.adapter import ManifestFile, Report, VersionView
+from loraplex_registry.errors import InvalidRequestError, UnsupportedParameterError
+from loraplex_registry.wire.adapter import AdapterView, Report, VersionView
+from loraplex_registry.wire.limits import RATE_LIMIT_TO_MAX, find_limit_fault
 
 _ADAPTER = "/{adapter:str}"
 _VERSION = _ADAPTER + "/versions/{number:str}"
 
 
-class _StoredFile(ManifestFile, frozen=True):
-    """A file as a version's row describes it; `place` is where it lies in the artifact."""
+class AdapterPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of an adapter can be changed: a JSON merge patch. `limits` are an administrator's to set."""
 
-    place: str
-
-
-class _AdapterPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of an adapter can be changed."""
-
-    is_default: bool
+    is_default: bool | msgspec.UnsetType = msgspec.UNSET
+    limits: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class AdapterRoutes(Controller):
@@ -60,7 +50,7 @@ class AdapterRoutes(Controller):
     @get()
     async def list_all(self, request: Call, services: Work, tenant: Name) -> Page[AdapterView]:
         """List the tenant's adapters, newest first."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         order = read_page_order(request)
         async with services.database.read() as session:
             page = build_page(await list_adapters(session, target, order), order.limit, lambda row: row.id)
@@ -71,7 +61,7 @@ class AdapterRoutes(Controller):
     @get(_ADAPTER)
     async def show(self, request: Call, services: Work, tenant: Name, adapter: Name) -> AdapterView:
         """Show one adapter."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         async with services.database.read() as session:
             row = await get_adapter(session, target, adapter)
@@ -80,13 +70,19 @@ class AdapterRoutes(Controller):
 
     @patch(_ADAPTER)
     async def change(self, request: Call, services: Work, tenant: Name, adapter: Name) -> AdapterView:
-        """Make an adapter the tenant's default."""
+        """Make an adapter the tenant's default, or limit the calls of it."""
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
-        wanted = await read_json(request, _AdapterPatch)
-        if not wanted.is_default:
+        wanted = await read_json(request, AdapterPatch)
+        if wanted.is_default is False:
             raise InvalidRequestError("Make another adapter the default instead", param="is_default")
-        return await services.lifecycle.make_default(target, adapter, caller)
+        if wanted.limits is not msgspec.UNSET:
+            # or a tenant could take back what was set to hold it
+            check_admin(request, writes=True)
+            _check_limits(wanted.limits or {})
+        return await services.lifecycle.change(
+            target, adapter, caller, makes_default=wanted.is_default is True, limits=wanted.limits
+        )
 
     @delete(_ADAPTER, status_code=204)
     async def remove(self, request: Call, services: Work, tenant: Name, adapter: Name) -> None:
@@ -99,14 +95,13 @@ class AdapterRoutes(Controller):
     async def upload(self, request: Call, services: Work, tenant: Name, adapter: Name) -> Response[Any]:
         """Upload a PEFT folder as the adapter's next version."""
         target, caller = enter_tenant(request, tenant, WRITE)
-        order = build_order(request, target, adapter, caller, services.settings)
-        result = await services.uploads.upload(order, request.stream())
+        result = await take_upload(request, services, target, adapter, caller)
         return Response(result.body, status_code=result.status)
 
     @get(_ADAPTER + "/versions")
     async def list_all_versions(self, request: Call, services: Work, tenant: Name, adapter: Name) -> Page[VersionView]:
         """List an adapter's versions, newest first."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         order = read_page_order(request)
         async with services.database.read() as session:
             row = await get_adapter(session, target, adapter)
@@ -119,14 +114,14 @@ class AdapterRoutes(Controller):
         self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number
     ) -> VersionView:
         """Show one version, retired ones too."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         return await _read_version(services, target, adapter, read_number(number))
 
     @get(_VERSION + "/report")
     async def show_report(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> Report:
         """Show the report of a version's checks."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         return (await _read_version(services, target, adapter, read_number(number))).report
 
@@ -137,14 +132,7 @@ class AdapterRoutes(Controller):
         """Send a file of a version as it was uploaded."""
         target, _ = enter_tenant(request, tenant, READ)
         read_query(request)
-        async with services.database.read() as session:
-            version = await get_version(session, target, adapter, read_number(number))
-        if version.state == "purged":
-            raise RetiredError(f"Version {number} is purged: its bytes are gone")
-        for file in msgspec.convert(version.files, tuple[_StoredFile, ...]):
-            if file.name == name:
-                return await _send(services, version.digest, file)
-        raise NotFoundError(f"Version {number} has no file {name}", param="name")
+        return await open_file(services, target, adapter, read_number(number), name)
 
     @delete(_VERSION, status_code=200)
     async def retire(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:
@@ -165,7 +153,7 @@ class AdapterRoutes(Controller):
         self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number
     ) -> VersionView:
         """Take a version out of service."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         admin = check_admin(request, writes=True)
         return await services.lifecycle.quarantine(target, adapter, read_number(number), admin)
@@ -173,10 +161,16 @@ class AdapterRoutes(Controller):
     @post(_VERSION + "/release", status_code=200)
     async def release(self, request: Call, services: Work, tenant: Name, adapter: Name, number: Number) -> VersionView:
         """Make a quarantined version ready again."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         admin = check_admin(request, writes=True)
         return await services.lifecycle.release(target, adapter, read_number(number), admin)
+
+
+def _check_limits(limits: dict[str, Any]) -> None:
+    fault = find_limit_fault(limits, RATE_LIMIT_TO_MAX)
+    if fault is not None:
+        raise (UnsupportedParameterError if fault.is_unknown else InvalidRequestError)(fault.message, param=fault.param)
 
 
 async def _read_version(services: Services, tenant: TenantRef, adapter: str, number: int) -> VersionView:
@@ -187,10 +181,3 @@ async def _read_version(services: Services, tenant: TenantRef, adapter: str, num
 
 def _of(adapter: AdapterRow, aliases: Sequence[AliasRow]) -> list[AliasRow]:
     return [alias for alias in aliases if alias.adapter_id == adapter.id]
-
-
-async def _send(services: Services, digest: str, file: _StoredFile) -> Stream:
-    try:
-        return await send_file(services.store, digest, file.place, file)
-    except ArtifactMissingError as error:
-        raise StoreUnavailableError(f"{file.name} is not in the object store now; tell an admin") from error

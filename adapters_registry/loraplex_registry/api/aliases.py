@@ -6,16 +6,15 @@ import msgspec
 from litestar import Controller, Response, delete, get, post, put
 
 from loraplex_registry.adapters.page import Page
-from loraplex_registry.adapters.view import AliasChangeView, AliasView
-from loraplex_registry.api.caller import READ, WRITE, enter_tenant
+from loraplex_registry.api.caller import SEE, WRITE, enter_tenant
 from loraplex_registry.api.reading import read_json, read_page_order, read_precondition, read_query
 from loraplex_registry.api.service import Call, Name, Work
-from loraplex_registry.wire.adapter import Target
+from loraplex_registry.wire.adapter import AliasChangeView, AliasView, Target
 
 _ALIAS = "/{alias:str}"
 
 
-class _NewTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where an alias is to point."""
 
     targets: tuple[Target, ...]
@@ -29,7 +28,7 @@ class AliasRoutes(Controller):
     @get()
     async def list_all(self, request: Call, services: Work, tenant: Name, adapter: Name) -> Page[AliasView]:
         """List all aliases that are set, by name; there are few, so this list has one page."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         return Page(await services.aliases.list(target, adapter), None)
 
@@ -38,7 +37,7 @@ class AliasRoutes(Controller):
         self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name
     ) -> Response[AliasView]:
         """Show one alias."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         read_query(request)
         return _answer(await services.aliases.get(target, adapter, alias))
 
@@ -50,7 +49,7 @@ class AliasRoutes(Controller):
         target, caller = enter_tenant(request, tenant, WRITE)
         read_query(request)
         seen = read_precondition(request)
-        wanted = await read_json(request, _NewTargets)
+        wanted = await read_json(request, NewTargets)
         view, is_new = await services.aliases.put(target, adapter, alias, wanted.targets, seen, caller)
         return _answer(view, 201 if is_new else 200)
 
@@ -75,7 +74,7 @@ class AliasRoutes(Controller):
         self, request: Call, services: Work, tenant: Name, adapter: Name, alias: Name
     ) -> Page[AliasChangeView]:
         """List what an alias pointed to, newest first."""
-        target, _ = enter_tenant(request, tenant, READ)
+        target, _ = enter_tenant(request, tenant, *SEE)
         return await services.aliases.history(target, adapter, alias, read_page_order(request))
 
 

@@ -13,15 +13,25 @@ from loraplex_registry.api.reading import read_json, read_page_order, read_query
 from loraplex_registry.api.service import Call, Work
 from loraplex_registry.db.column import MAX_INTEGER
 from loraplex_registry.errors import InvalidRequestError
-from loraplex_registry.peft.spec import MAX_SAVED_BYTES, BaseSpec, ModuleSpec
+from loraplex_registry.peft.spec import MAX_SAVED_BYTES, BaseSpec, ModuleKind, ModuleSpec
 
 
-class _NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A module of a base to register; the fields of a `ModuleSpec`."""
+
+    out_features: int
+    in_features: int
+    kind: ModuleKind = "linear"
+    has_bias: bool = False
+    tied: bool = False
+
+
+class NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A base to register; a module is its spec, or just [out, in]."""
 
     name: str
     fingerprint: str
-    modules: dict[str, tuple[int, int] | ModuleSpec]
+    modules: dict[str, tuple[int, int] | NewModule]
     vocab_size: int
     accepted_names: tuple[str, ...] = ()
     weights_digest: str = ""
@@ -32,12 +42,14 @@ class _NewBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     matrix_hashes: dict[str, dict[str, str]] = {}
 
     def build_spec(self) -> BaseSpec:
+        """Return what adapters of the base are judged against."""
         fields = {name: getattr(self, name) for name in self.__struct_fields__} | {"modules": self._build_modules()}
         return BaseSpec(**fields)
 
     def _build_modules(self) -> dict[str, ModuleSpec]:
         modules = {
-            path: ModuleSpec(*module) if isinstance(module, tuple) else module for path, module in self.modules.items()
+            path: ModuleSpec(*(module if isinstance(module, tuple) else msgspec.structs.astuple(module)))
+            for path, module in self.modules.items()
         }
         for path, module in modules.items():
             if not all(1 <= features <= MAX_INTEGER for features in (module.out_features, module.in_features)):
@@ -68,6 +80,6 @@ class BaseRoutes(Controller):
         """Register a base; the same again changes nothing."""
         caller = check_admin(request, writes=True)
         read_query(request)
-        new = await read_json(request, _NewBase)
+        new = await read_json(request, NewBase)
         base, is_new = await services.bases.register(new.build_spec(), caller)
         return Response(base, status_code=201 if is_new else 200)

@@ -13,6 +13,8 @@ from loraplex_registry.wire.identity import Identity
 
 READ = "adapters:read"
 WRITE = "adapters:write"
+SEE = (READ, WRITE)
+"""Either shows what an adapter is: whoever changes one must see what it is now. The files themselves need READ."""
 
 
 def find_caller(request: Request[Any, Any, Any]) -> Identity | None:
@@ -33,18 +35,28 @@ def get_caller(request: Request[Any, Any, Any]) -> Identity:
     return identity
 
 
-def enter_tenant(request: Request[Any, Any, Any], tenant: str, scope: str) -> tuple[TenantRef, Identity]:
-    """Return the tenant of the path and the caller, who may act there under `scope`.
+def enter_tenant(request: Request[Any, Any, Any], tenant: str, *scopes: str) -> tuple[TenantRef, Identity]:
+    """Return the tenant of the path and the caller, who may act there under one of `scopes`.
 
     Raises:
         NotFoundError: The tenant is not visible to the caller: also when it exists.
-        PermissionDeniedError: The caller sees it but lacks the scope.
+        PermissionDeniedError: The caller sees it but has none of the scopes.
     """
     caller = get_caller(request)
+    return judge_entry(caller, tenant, *scopes), caller
+
+
+def judge_entry(caller: Identity, tenant: str, *scopes: str) -> TenantRef:
+    """Return the tenant that a caller names, who may act there under one of `scopes`.
+
+    Raises:
+        NotFoundError: The tenant is not visible to the caller: also when it exists.
+        PermissionDeniedError: The caller sees it but has none of the scopes.
+    """
     target = find_target(caller, tenant)
-    if not caller.has_scope(scope):
-        raise PermissionDeniedError(f"This key lacks the scope {scope}", param=None)
-    return target, caller
+    if not any(caller.has_scope(scope) for scope in scopes):
+        raise PermissionDeniedError(f"This key lacks the scope {' or '.join(scopes)}", param=None)
+    return target
 
 
 def check_admin(request: Request[Any, Any, Any], *, writes: bool) -> Identity:
@@ -53,7 +65,15 @@ def check_admin(request: Request[Any, Any, Any], *, writes: bool) -> Identity:
     Raises:
         PermissionDeniedError: The caller is not.
     """
-    caller = get_caller(request)
+    return judge_admin(get_caller(request), writes=writes)
+
+
+def judge_admin(caller: Identity, *, writes: bool) -> Identity:
+    """Return the caller if it is an admin, one that may write if that is what it takes.
+
+    Raises:
+        PermissionDeniedError: It is not.
+    """
     if not (caller.is_admin or (caller.is_platform and not writes)):
         raise PermissionDeniedError("Only an admin key may do this")
     return caller

@@ -21,6 +21,7 @@ from loraplex_registry.errors import (
     PermissionDeniedError,
     PreconditionFailedError,
     PreconditionRequiredError,
+    QuotaExceededError,
     RegistryError,
     RetiredError,
     TokenError,
@@ -43,6 +44,7 @@ _STATUS: tuple[tuple[type[RegistryError], int], ...] = (
     (UnsupportedMediaTypeError, 415),
     (AdapterRejectedError, 422),
     (IdempotencyReusedError, 422),
+    (QuotaExceededError, 429),
     (UnavailableError, 503),
 )
 _STATUS_TO_CODE = {
@@ -54,7 +56,8 @@ _STATUS_TO_CODE = {
     413: "payload_too_large",
     415: "unsupported_media_type",
 }
-_RETRY_AFTER_S = "1"
+# room is made by purging, which happens now and then, not by waiting a moment
+_STATUS_TO_RETRY_AFTER_S = {429: "3600", 503: "1"}
 _log = logging.getLogger(__name__)
 
 
@@ -86,7 +89,7 @@ def build_body(error: RegistryError, status: int) -> dict[str, Any]:
 def answer_registry_error(request: Request[Any, Any, Any], error: RegistryError) -> Response[dict[str, Any]]:  # noqa: ARG001
     """Answer an error of ours."""
     status = status_of(error)
-    headers = {"Retry-After": _RETRY_AFTER_S} if status == 503 else {}
+    headers = {"Retry-After": wait_s} if (wait_s := _STATUS_TO_RETRY_AFTER_S.get(status)) else {}
     if isinstance(error, PreconditionFailedError) and error.revision is not None:
         headers["ETag"] = f'"{error.revision}"'
     return Response(build_body(error, status), status_code=status, headers=headers, media_type=MediaType.JSON)

@@ -49,7 +49,7 @@ class InternalRoutes(Controller):
         since = read_query(request, "since").get("since", "0")
         if not (since.isascii() and since.isdigit() and len(since) < 19):
             raise InvalidRequestError("since is an epoch", param="since")
-        return await read_delta(services.database, int(since))
+        return await read_delta(services.database, int(since), is_gated=services.settings.is_gated)
 
 
 async def _get_manifest(services: Services, digest: str) -> Manifest:
@@ -69,6 +69,6 @@ async def _get_manifest(services: Services, digest: str) -> Manifest:
 
 async def _send(services: Services, digest: str, name: str, file: Any) -> Stream:
     try:
-        return await send_file(services.store, digest, f"files/{name}", file)
+        return await send_file(services.store, digest, f"files/{name}", file, is_strict=False)
     except ArtifactMissingError as error:
         raise NotFoundError(f"There is no artifact {digest}", param="digest") from error

@@ -13,8 +13,11 @@ from loraplex_registry.adapters.base_model import BaseModels
 from loraplex_registry.adapters.lifecycle import Lifecycle
 from loraplex_registry.aliases import Aliases
 from loraplex_registry.db.database import Database
+from loraplex_registry.parity.gate import ParityGate
 from loraplex_registry.settings import RegistrySettings
-from loraplex_registry.storage.store import ObjectStore
+from loraplex_registry.storage.store import Store
+from loraplex_registry.uploads.admission import Admission
+from loraplex_registry.uploads.large import LargeUploads
 from loraplex_registry.uploads.upload import Uploads
 
 
@@ -24,11 +27,14 @@ class Services:
 
     settings: RegistrySettings
     database: Database
-    store: ObjectStore
+    store: Store
     bases: BaseModels
     lifecycle: Lifecycle
     aliases: Aliases
+    gate: ParityGate
+    admission: Admission
     uploads: Uploads
+    large_uploads: LargeUploads
 
 
 Call: TypeAlias = Request[Any, Any, Any]

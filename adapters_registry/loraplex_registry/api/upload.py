@@ -9,6 +9,7 @@ from litestar import Request
 
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.api.reading import check_plain, read_flag, read_query
+from loraplex_registry.api.service import Services
 from loraplex_registry.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
@@ -17,7 +18,7 @@ from loraplex_registry.errors import (
     UnsupportedParameterError,
 )
 from loraplex_registry.settings import RegistrySettings
-from loraplex_registry.uploads.order import Promote, UploadOrder
+from loraplex_registry.uploads.order import Promote, UploadOrder, UploadResult
 from loraplex_registry.wire.identity import Identity
 
 _PROMOTE = ("auto", "always", "never")
@@ -33,24 +34,74 @@ def build_order(
     Raises:
         InvalidRequestError: A parameter or header is not valid.
         PermissionDeniedError: `?base=` from someone who is no admin.
-        UnsupportedMediaTypeError: The body is not multipart/form-data.
-        PayloadTooLargeError: Its announced length is too large.
     """
     query = read_query(request, "promote", "dry_run", "wait", "base")
+    wait_s = read_wait_s(query, settings.check_timeout_s)
+    return _build(request, query, tenant, adapter, caller, wait_s)
+
+
+async def take_upload(
+    request: Request[Any, Any, Any], services: Services, tenant: TenantRef, adapter: str, caller: Identity
+) -> UploadResult:
+    """Read an upload in one body from its request and admit it; scope and tenant are judged already.
+
+    Raises:
+        AdapterRejectedError: It cannot be served exactly; carries the report.
+        RegistryError: The request is at fault, or the registry is not able; nothing was stored.
+    """
+    order = build_order(request, tenant, adapter, caller, services.settings)
+    length = read_length(request, services.settings)
+    return await services.uploads.upload(order, request.stream(), read_boundary(request), length)
+
+
+def build_large_order(
+    request: Request[Any, Any, Any], tenant: TenantRef, adapter: str, caller: Identity
+) -> UploadOrder:
+    """Return the order that begins an upload in parts; how long to wait is said when it is complete.
+
+    Raises:
+        InvalidRequestError: A parameter or header is not valid.
+        PermissionDeniedError: `?base=` from someone who is no admin.
+    """
+    return _build(request, read_query(request, "promote", "dry_run", "base"), tenant, adapter, caller, 0.0)
+
+
+def _build(
+    request: Request[Any, Any, Any],
+    query: dict[str, str],
+    tenant: TenantRef,
+    adapter: str,
+    caller: Identity,
+    wait_s: float,
+) -> UploadOrder:
     if "base" in query and not caller.is_admin:
         raise PermissionDeniedError("Only an admin may force a base", param="base")
-    _check_length(request, settings)
     return UploadOrder(
         tenant=tenant,
         adapter=adapter,
         by=caller,
-        boundary=_read_boundary(request),
         promote=_read_promote(query),
         is_dry_run=read_flag(query, "dry_run"),
         base=query.get("base"),
-        wait_s=_read_wait_s(query.get("wait"), settings),
-        idempotency_key=_read_idempotency_key(request),
+        wait_s=wait_s,
+        idempotency_key=read_idempotency_key(request),
     )
+
+
+def read_length(request: Request[Any, Any, Any], settings: RegistrySettings) -> int:
+    """Return the announced length of a multipart body in bytes, 0 if there is none.
+
+    Raises:
+        PayloadTooLargeError: It is too large.
+    """
+    text = request.headers.get("content-length", "0")
+    length = int(text) if text.isascii() and text.isdigit() else 0
+    if length > settings.max_upload_bytes:
+        raise PayloadTooLargeError(
+            f"The body is larger than {settings.max_upload_bytes >> 20} MiB; send larger adapters in parts, "
+            "by POST .../uploads"
+        )
+    return length
 
 
 def _read_promote(query: dict[str, str]) -> Promote:
@@ -60,9 +111,15 @@ def _read_promote(query: dict[str, str]) -> Promote:
     return cast("Promote", promote)
 
 
-def _read_wait_s(text: str | None, settings: RegistrySettings) -> float:
+def read_wait_s(query: dict[str, str], default_s: float) -> float:
+    """Return how long the verdict may take, in seconds.
+
+    Raises:
+        UnsupportedParameterError: It is no whole number from 1 to 600.
+    """
+    text = query.get("wait")
     if text is None:
-        return settings.check_timeout_s
+        return default_s
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_WAIT_S):
         raise UnsupportedParameterError(
             f"wait is 1 to {_MAX_WAIT_S} seconds: an upload is judged before it is answered", param="wait"
@@ -70,7 +127,13 @@ def _read_wait_s(text: str | None, settings: RegistrySettings) -> float:
     return float(text)
 
 
-def _read_boundary(request: Request[Any, Any, Any]) -> str:
+def read_boundary(request: Request[Any, Any, Any]) -> str:
+    """Return the boundary of the parts of a multipart body.
+
+    Raises:
+        UnsupportedMediaTypeError: The body is not multipart/form-data, or it is encoded.
+        InvalidRequestError: There is no boundary.
+    """
     kind, parameters = request.content_type
     if kind != "multipart/form-data":
         raise UnsupportedMediaTypeError("Send multipart/form-data, one part `files` per file")
@@ -81,13 +144,12 @@ def _read_boundary(request: Request[Any, Any, Any]) -> str:
     return boundary
 
 
-def _check_length(request: Request[Any, Any, Any], settings: RegistrySettings) -> None:
-    text = request.headers.get("content-length", "0")
-    if text.isascii() and text.isdigit() and int(text) > settings.max_upload_bytes:
-        raise PayloadTooLargeError(f"The body is larger than {settings.max_upload_bytes >> 20} MiB")
+def read_idempotency_key(request: Request[Any, Any, Any]) -> str | None:
+    """Return the Idempotency-Key, if there is one.
 
-
-def _read_idempotency_key(request: Request[Any, Any, Any]) -> str | None:
+    Raises:
+        InvalidRequestError: It is too long, or not of visible ASCII characters.
+    """
     key = request.headers.get("idempotency-key")
     if key is not None and _IDEMPOTENCY_KEY.fullmatch(key) is None:
         raise InvalidRequestError("Idempotency-Key is 1 to 200 visible ASCII characters", param="Idempotency-Key")

@@ -59,6 +59,35 @@ def digest_is_valid(column: str) -> sa.CheckConstraint:
     )
 
 
+_NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789-"
+
+
+def name_is_valid(column: str = "name") -> sa.CheckConstraint:
+    """A CHECK that `column` is a name as `naming.NAME_PATTERN` has it, in SQL that both dialects know."""
+    return sa.CheckConstraint(
+        f"length({column}) BETWEEN 1 AND 63 AND ltrim({column}, '{_NAME_CHARACTERS}') = '' "
+        f"AND substr({column}, 1, 1) <> '-' AND substr({column}, length({column}), 1) <> '-'",
+        name=f"{column}_form",
+    )
+
+
+def alias_name_is_valid() -> sa.CheckConstraint:
+    """A CHECK that `name` is an alias as `naming.ALIAS_PATTERN` has it."""
+    return sa.CheckConstraint(
+        f"length(name) BETWEEN 1 AND 32 AND ltrim(name, '{_NAME_CHARACTERS}') = '' "
+        "AND substr(name, 1, 1) BETWEEN 'a' AND 'z'",
+        name="name_form",
+    )
+
+
+def answer_is_whole() -> tuple[sa.CheckConstraint, sa.CheckConstraint]:
+    """CHECKs that a stored answer has status and body or neither."""
+    return (
+        sa.CheckConstraint("(status IS NULL) = (body IS NULL)", name="answer"),
+        sa.CheckConstraint("status BETWEEN 200 AND 599", name="status"),
+    )
+
+
 class Row(DeclarativeBase):
     """Base of the registry's tables."""
 

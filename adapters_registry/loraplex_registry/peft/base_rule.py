@@ -7,6 +7,7 @@ its accepted names or the last part of one; a local path counts by its last part
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from loraplex_registry.peft.findings import Findings, listed, show
 from loraplex_registry.peft.spec import BaseSpec
@@ -34,8 +35,24 @@ def _last_part(name: str) -> str:
     return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
 
 
-def judge_base_name(name: str | None, base: BaseSpec, findings: Findings, *, forced: bool) -> None:
-    """Add the check `base_mismatch`; with `forced`, a mismatch is a warning that stays in the report."""
+def judge_base_name(
+    name: str | None,
+    base: BaseSpec,
+    findings: Findings,
+    *,
+    forced: bool,
+    find_stranger: Callable[[], str | None] = lambda: None,
+) -> None:
+    """Add the check `base_mismatch`; with `forced`, a mismatch is a warning that stays in the report.
+
+    Args:
+        name: What the config calls its base.
+        base: The base.
+        findings: Where it is added.
+        forced: An administrator named the base.
+        find_stranger: Says why the weights can be no adapter of the base, None if they may be one: who only has a path
+            of his own in his config is told another thing than who has another model.
+    """
     if name is not None and matches_base(name, base):
         findings.settle("base_mismatch")
         return
@@ -43,5 +60,12 @@ def judge_base_name(name: str | None, base: BaseSpec, findings: Findings, *, for
     if forced:
         findings.warn("base_mismatch", f"{said}; an administrator forced the base {base.name}.", _FIELD)
         return
-    names = listed([base.name, *base.accepted_names])
-    findings.fail("base_mismatch", f'{said}, not a name of this base ({names}); set it to "{base.name}".', _FIELD)
+    said = f"{said}, not a name of this base ({listed([base.name, *base.accepted_names])})"
+    stranger = find_stranger()
+    if stranger is None:
+        findings.fail("base_mismatch", f'{said}; set it to "{base.name}".', _FIELD)
+    else:
+        message = (
+            f"{said}, and the weights are of another model: {stranger}; train on {base.name}, or have that model served"
+        )
+        findings.fail("base_mismatch", f"{message}.", _FIELD)

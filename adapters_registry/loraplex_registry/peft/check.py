@@ -38,18 +38,25 @@ from loraplex_registry.peft.target import judge_targets
 from loraplex_registry.peft.template_rule import judge_template
 from loraplex_registry.peft.tensor_rule import (
     Matched,
+    find_stranger,
     judge_rank_limit,
     judge_saved_size,
     judge_whole_matrices,
     match_tensors,
 )
-from loraplex_registry.peft.tensor_scan import scan_tensor
+from loraplex_registry.peft.tensor_scan import scan_tensors
 
 __all__ = ["check_adapter", "check_names"]
 
 
 def check_adapter(
-    files: Mapping[str, Path], base: BaseSpec, *, forced_base: bool = False, tolerated: Collection[str] = ()
+    files: Mapping[str, Path],
+    base: BaseSpec,
+    *,
+    forced_base: bool = False,
+    tolerated: Collection[str] = (),
+    renders_template: bool = True,
+    threads: int = 1,
 ) -> tuple[Report, AdapterPlan | None]:
     """Judge an adapter.
 
@@ -58,6 +65,8 @@ def check_adapter(
         base: the base that the adapter is for; its `max_lora_rank` is the limit that holds.
         forced_base: an administrator named the base, so a config of another name is only a warning.
         tolerated: checks that may fail and the plan is built all the same; for test hooks only.
+        renders_template: try the adapter's chat template; who renders each chat within limits anyway need not.
+        threads: at most so many read the tensors.
 
     Returns:
         The report, and the plan for serving the adapter; the plan is None exactly where a check failed that is not
@@ -70,11 +79,17 @@ def check_adapter(
     judge_names(list(files), findings)
     judge_sizes(files, findings)
     judge_side_files(files, findings)
-    judge_template(files, findings)
+    judge_template(files, findings, is_rendered=renders_template)
     config = _judge_config_file(files.get(CONFIG_FILE), findings)
     if config is not None:
-        judge_base_name(config.base_name, base, findings, forced=forced_base)
-    plan = _judge_weights_file(files, config, base, findings)
+        judge_base_name(
+            config.base_name,
+            base,
+            findings,
+            forced=forced_base,
+            find_stranger=lambda: _find_stranger(files.get(WEIGHTS_FILE), base),
+        )
+    plan = _judge_weights_file(files, config, base, findings, threads)
     is_refused = any(check.verdict == "fail" and check.name not in tolerated for check in findings.checks())
     report = build_report(
         findings.checks(), honoured=_honoured(config, plan), refused=config.refused if config is not None else {}
@@ -90,8 +105,21 @@ def _judge_config_file(path: Path | None, findings: Findings) -> AdapterConfig |
     return judge_config(data, findings) if len(data) <= MAX_CONFIG_BYTES else None
 
 
+def _find_stranger(path: Path | None, base: BaseSpec) -> str | None:
+    """Say why the weights can be no adapter of the base; what is wrong with the file itself is told elsewhere."""
+    if path is None:
+        return None
+    with path.open("rb") as file:
+        if find_foreign_format(file.read(PEEK_BYTES)):
+            return None
+        try:
+            return find_stranger(read_open_header(file, WEIGHTS_FILE), base)
+        except AdapterFileError:
+            return None
+
+
 def _judge_weights_file(
-    files: Mapping[str, Path], config: AdapterConfig | None, base: BaseSpec, findings: Findings
+    files: Mapping[str, Path], config: AdapterConfig | None, base: BaseSpec, findings: Findings, threads: int
 ) -> AdapterPlan | None:
     path = files.get(WEIGHTS_FILE)
     settings = config.settings if config is not None else None
@@ -107,7 +135,7 @@ def _judge_weights_file(
         if judged is None or findings.has_failed():
             return None
         canonical, matched = judged
-        hashes = _scan_tensors(file, table, findings)
+        hashes = _scan_tensors(file, table, findings, threads)
         dropped = _judge_equal_tensors(file, matched, hashes, base, findings)
     kept = [tensor for tensor in hashes if tensor.name not in dropped]
     digest = canonical_digest(
@@ -154,20 +182,20 @@ def _judge_declared_rank(settings: LoraSettings | None, base: BaseSpec, findings
         judge_rank_limit([settings.r], base, findings)
 
 
-def _scan_tensors(file: BinaryIO, table: TensorTable, findings: Findings) -> list[TensorHash]:
-    hashes = []
-    for ref in table.tensors:
-        try:
-            sha256, is_finite = scan_tensor(file, ref)
-        except AdapterFileError as error:
-            findings.fail_with(error)
-            break
-        hashes.append(TensorHash.of(ref, sha256))
-        if not is_finite:
+def _scan_tensors(file: BinaryIO, table: TensorTable, findings: Findings, threads: int) -> list[TensorHash]:
+    try:
+        scans = scan_tensors(file.fileno(), table.tensors, threads)
+    except AdapterFileError as error:
+        findings.fail_with(error)
+        return []
+    for ref, scan in zip(table.tensors, scans, strict=True):
+        if not scan.is_finite:
             message = f"{ref.name} holds NaN or infinity; train again or repair the checkpoint."
             findings.fail("non_finite", message, ref.name)
+        elif narrow := scan.describe_range():
+            findings.warn("non_finite", f"{ref.name} {narrow}; see whether training went well.", ref.name)
     findings.settle("non_finite")
-    return hashes
+    return [TensorHash.of(ref, scan.sha256) for ref, scan in zip(table.tensors, scans, strict=True)]
 
 
 def _judge_equal_tensors(

@@ -94,7 +94,8 @@ def judge_config(data: bytes, findings: Findings) -> AdapterConfig | None:
     _judge_task_type(raw.get("task_type"), findings)
     refused = _refuse_fields(raw)
     for field, reason in refused.items():
-        findings.fail("field_unsupported", f"{_shown_field(field)}: {reason}.", field)
+        # a name may be empty, but who reads the report is always told where to look
+        findings.fail("field_unsupported", f"{_shown_field(field)}: {reason}.", field or CONFIG_FILE)
     settings = _FieldReader(raw, findings).read_settings()
     findings.settle("task_type", "field_unsupported", "field_value")
     name = raw.get("base_model_name_or_path")

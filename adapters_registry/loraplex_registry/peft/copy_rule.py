@@ -17,6 +17,7 @@ from loraplex_registry.peft.spec import BaseSpec, TensorRef
 from loraplex_registry.peft.tensor_rule import MatrixCopy, SameTensor
 from loraplex_registry.peft.tying import find_tie
 
+_BLOCK_BYTES = 4 * 1024**2
 _WORD: dict[str, npt.DTypeLike] = {"F32": "<u4", "F16": "<u2", "BF16": "<u2"}
 
 
@@ -60,9 +61,7 @@ def judge_same(
     """
     for pair in pairs:
         if pair.is_transposed:
-            is_same = pair.ref.dtype == pair.other.dtype and np.array_equal(
-                _read_words(file, pair.ref), _read_words(file, pair.other).T
-            )
+            is_same = pair.ref.dtype == pair.other.dtype and _is_transposed(file, pair.ref, pair.other)
         else:
             is_same = (pair.ref.dtype, name_to_sha256[pair.ref.name]) == (
                 pair.other.dtype,
@@ -76,6 +75,28 @@ def judge_same(
             findings.fail("unexpected_tensor", message, pair.ref.name)
 
 
-def _read_words(file: BinaryIO, ref: TensorRef) -> npt.NDArray[np.unsignedinteger]:
-    file.seek(ref.start)
-    return np.frombuffer(file.read(ref.stop - ref.start), _WORD[ref.dtype]).reshape(ref.shape)
+def _is_transposed(file: BinaryIO, ref: TensorRef, other: TensorRef) -> bool:
+    """Whether `ref` is `other` turned; reads both once, in blocks of about `_BLOCK_BYTES`."""
+    (rows, columns), width = ref.shape, _width(ref)
+    if other.shape != (columns, rows):
+        return False
+    if rows > columns:
+        return _is_transposed(file, other, ref)
+    step = max(1, _BLOCK_BYTES // (rows * width))
+    for start in range(0, columns, step):
+        count = min(step, columns - start)
+        turned = _read_words(file, other, start * rows, count * rows).reshape(count, rows).T
+        for row in range(rows):
+            if not np.array_equal(_read_words(file, ref, row * columns + start, count), turned[row]):
+                return False
+    return True
+
+
+def _width(ref: TensorRef) -> int:
+    return np.dtype(_WORD[ref.dtype]).itemsize
+
+
+def _read_words(file: BinaryIO, ref: TensorRef, start: int, count: int) -> npt.NDArray[np.unsignedinteger]:
+    """Read `count` elements of a tensor from its element `start` on."""
+    file.seek(ref.start + start * _width(ref))
+    return np.frombuffer(file.read(count * _width(ref)), _WORD[ref.dtype])

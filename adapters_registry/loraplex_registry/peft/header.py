@@ -26,8 +26,8 @@ MAX_DIMENSIONS = 8
 MAX_NAME_LENGTH = 512
 
 _LENGTH_BYTES = 8
-_MAX_BRACKETS = 5 * MAX_TENSORS
-_MAX_COMMAS = 20 * MAX_TENSORS
+# in honest headers a tensor has 3 brackets, 4 colons and, with all dimensions, 11 commas
+_MAX_COUNTS = ((b"[{", 5 * MAX_TENSORS), (b":", 6 * MAX_TENSORS), (b",", 12 * MAX_TENSORS))
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
 
 DTYPE_BYTES = {
@@ -110,10 +110,10 @@ def _parse_header(header: bytes, subject: str) -> dict[str, Any]:
     if not header.startswith(b"{"):
         raise _header_fault("it does not start with a brace", subject)
     # NOTE: bounds what the JSON parser may allocate, far above what MAX_TENSORS honest entries need
-    if header.count(b"[") + header.count(b"{") > _MAX_BRACKETS or header.count(b",") > _MAX_COMMAS:
+    if any(sum(map(header.count, signs)) > most for signs, most in _MAX_COUNTS):
         raise _header_fault(f"it holds more values than {MAX_TENSORS} tensors need", subject)
     try:
-        entries = parse_objects(header)
+        entries = parse_objects(header, _parse_size if b"-0" in header else None)
     except JsonError as error:
         raise _header_fault(str(error), subject) from None
     if not isinstance(entries, dict):
@@ -121,6 +121,13 @@ def _parse_header(header: bytes, subject: str) -> dict[str, Any]:
     if len(entries) > MAX_TENSORS + 1:
         raise _header_fault(f"it lists more than {MAX_TENSORS} tensors", subject)
     return entries
+
+
+def _parse_size(text: str) -> int:
+    """Return an integer; the library takes -0 for a fraction, and refuses it."""
+    if text == "-0":
+        raise JsonError("-0 is no size")
+    return int(text)
 
 
 def _take_metadata(entries: dict[str, Any], subject: str) -> dict[str, str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from loraplex_registry.peft import pattern_process
+from loraplex_registry.peft.confined import run_confined
 from loraplex_registry.peft.errors import PatternError
 
 MAX_PATTERN_LENGTH = 512
@@ -26,7 +26,6 @@ CPU_LIMIT_S = 0.1
 TOTAL_CPU_LIMIT_S = 1.0
 _WALL_LIMIT_S = 30.0
 
-_HELPER = Path(__file__).with_name("pattern_process.py")
 # no repetition, group, class or flag: the matcher can only walk forward
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_^$.\-]|\\[.\-_])*")
 
@@ -100,11 +99,10 @@ def _match_in_helper(patterns: Sequence[Pattern], names: Sequence[str]) -> list[
 def _run_helper(job: bytes) -> tuple[list[dict[str, Any]], str]:
     """The helper's answers, one for each pattern or fewer if it was ended, and why it was."""
     # -I and -S: the script sees the standard library only, wherever it lies
-    command = [sys.executable, "-I", "-S", "-W", "ignore", str(_HELPER)]
-    try:
-        done = subprocess.run(command, input=job, capture_output=True, timeout=_WALL_LIMIT_S, check=False, env={})  # noqa: S603
-    except subprocess.TimeoutExpired:
+    command = [sys.executable, "-I", "-S", "-W", "ignore", pattern_process.__file__]
+    outcome = run_confined(pattern_process.run, command, job, _WALL_LIMIT_S)
+    if outcome.is_late:
         return [], f"it took more than {_WALL_LIMIT_S:g} s"
-    answers = [json.loads(line) for line in done.stdout.split(b"\n")[:-1]]
-    is_slow = done.returncode == -signal.SIGVTALRM
+    answers = [json.loads(line) for line in outcome.answer.split(b"\n")[:-1]]
+    is_slow = outcome.code == -signal.SIGVTALRM
     return answers, f"it took more than {CPU_LIMIT_S} s of processor time" if is_slow else "it could not be evaluated"

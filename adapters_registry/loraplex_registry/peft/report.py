@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from loraplex_registry.peft.parity import ParityResult
+
 Verdict = Literal["pass", "warn", "fail"]
 
 CHECK_NAMES: tuple[str, ...] = (
@@ -60,13 +62,14 @@ class Report(msgspec.Struct, frozen=True):
     """What was checked, in the order of `CHECK_NAMES`.
 
     `honoured` maps each honoured config field to the value in effect; `refused` maps each refused field to the
-    sentence that says why.
+    sentence that says why. `parity` is absent until an engine has measured it.
     """
 
     verdict: Verdict
     checks: tuple[Check, ...]
     honoured: dict[str, Any] = {}
     refused: dict[str, str] = {}
+    parity: ParityResult | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def first_failure(self) -> Check | None:
@@ -75,7 +78,14 @@ class Report(msgspec.Struct, frozen=True):
 
     def with_check(self, check: Check) -> Report:
         """A copy with one more check, in its place, and the verdict that follows (quota, parity)."""
-        return build_report((*self.checks, check), honoured=self.honoured, refused=self.refused)
+        report = build_report((*self.checks, check), honoured=self.honoured, refused=self.refused)
+        return msgspec.structs.replace(report, parity=self.parity)
+
+    def with_parity(self, check: Check, result: ParityResult) -> Report:
+        """A copy with the check `parity` and the numbers that it is drawn from, in place of an earlier one."""
+        others = tuple(other for other in self.checks if other.name != check.name)
+        report = build_report((*others, check), honoured=self.honoured, refused=self.refused)
+        return msgspec.structs.replace(report, parity=result)
 
 
 def build_report(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from loraplex_registry.peft.errors import JsonError
@@ -31,8 +32,8 @@ def parse_json(data: bytes) -> Any:
     return value
 
 
-def parse_objects(data: bytes) -> Any:
-    """Parse as `parse_json` does, but leave nesting and the content of strings to the caller.
+def parse_objects(data: bytes, parse_int: Callable[[str], int] | None = None) -> Any:
+    """Parse as `parse_json` does, but leave nesting, the content of strings and integers (`parse_int`) to the caller.
 
     Raises:
         JsonError: the bytes are not JSON, or an object has one key twice.
@@ -45,6 +46,7 @@ def parse_objects(data: bytes) -> Any:
             object_pairs_hook=_build_object,
             parse_constant=_refuse_constant,
             parse_float=_parse_float,
+            parse_int=parse_int,
         )
     except UnicodeDecodeError as error:
         raise JsonError(f"byte {error.start} is not UTF-8; write UTF-8") from None

@@ -6,8 +6,7 @@ Pure functions of settings and `BaseSpec`; the tensors are not looked at.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -160,7 +159,13 @@ def _build_target(path: str, rank: int, alpha: float, *, is_rslora: bool) -> Tar
 
 
 def _containers(paths: Iterable[str]) -> set[str]:
-    return {path[: dot.start()] for path in paths for dot in re.finditer(r"\.", path)}
+    found: set[str] = set()
+    for path in paths:
+        above = path.rpartition(".")[0]
+        while above and above not in found:
+            found.add(above)
+            above = above.rpartition(".")[0]
+    return found
 
 
 def _default_targets(base: BaseSpec) -> tuple[str, ...]:
@@ -172,7 +177,7 @@ def _match_names(wanted: str | tuple[str, ...], names: Sequence[str]) -> set[str
     if isinstance(wanted, str):
         return set(match_patterns([Pattern(wanted, wanted, is_full=True)], names)[0])
     ends = set(wanted)
-    return {name for name in names if not ends.isdisjoint(_endings(name))}
+    return {name for name in names if any(ending in ends for ending in _endings(name))} if ends else set()
 
 
 def _saved_names(settings: LoraSettings, base: BaseSpec, names: Sequence[str]) -> set[str]:
@@ -186,8 +191,12 @@ def _is_adaptable(path: str, base: BaseSpec) -> bool:
     return path in base.modules and base.modules[path].kind != "norm"
 
 
-def _endings(name: str) -> list[str]:
-    return [name, *(name[dot.end() :] for dot in re.finditer(r"\.", name))]
+def _endings(name: str) -> Iterator[str]:
+    yield name
+    start = name.find(".") + 1
+    while start:
+        yield name[start:]
+        start = name.find(".", start) + 1
 
 
 def _in_layers(settings: LoraSettings, names: Sequence[str]) -> set[str]:
@@ -231,8 +240,12 @@ def _judge_embedding(path: str, settings: LoraSettings, findings: Findings) -> N
 def _unknown_names(wanted: tuple[str, ...] | str | None, base: BaseSpec) -> list[str]:
     if wanted is None or isinstance(wanted, str):
         return []
-    known = {ending for path in (*base.modules, *_containers(base.modules)) for ending in _endings(path)}
-    return sorted(set(wanted) - known)
+    unknown = set(wanted)
+    for path in (*base.modules, *_containers(base.modules)):
+        unknown.difference_update(_endings(path))
+        if not unknown:
+            break
+    return sorted(unknown)
 
 
 def _refuse_empty(unknown: list[str], settings: LoraSettings, base: BaseSpec, findings: Findings) -> None:

@@ -129,6 +129,22 @@ def match_tensors(
     return Matched(tuple(modules), tuple(weights), tuple(biases), tuple(rows), tuple(same), tuple(copies))
 
 
+def find_stranger(table: TensorTable, base: BaseSpec) -> str | None:
+    """Return what the first LoRA tensor says that no adapter of the base can have, None if there is none such."""
+    for ref in table.tensors:
+        found = _NAME.fullmatch(ref.name)
+        if found is None or found.lastgroup not in ("lora_A", "lora_B"):
+            continue
+        path, module = found["path"], base.modules.get(found["path"])
+        if module is None:
+            return f"the base has no {show(path)}"
+        axis, expected = (1, module.in_features) if found.lastgroup == "lora_A" else (0, module.out_features)
+        if len(ref.shape) == 2 and ref.shape[axis] != expected:
+            side = "takes" if axis else "gives"
+            return f"{path} {side} {ref.shape[axis]} features there, and {expected} in the base"
+    return None
+
+
 def judge_whole_matrices(table: TensorTable, base: BaseSpec, findings: Findings) -> None:
     """Only the check `shape` for saved base matrices: what to say where the config itself is refused."""
     for ref in table.tensors:

@@ -12,8 +12,11 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def unavailable_on_failure() -> Iterator[None]:
+def unavailable_on_failure(*, missing_is: type[FileNotFoundError] | None = None) -> Iterator[None]:
     """Turn what the operating system refuses into an error of ours, and tell the operator in one line.
+
+    Args:
+        missing_is: An error that means that something is not there, and passes as it is.
 
     Raises:
         StoreUnavailableError: An OSError was raised inside.
@@ -21,5 +24,7 @@ def unavailable_on_failure() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if missing_is is not None and isinstance(error, missing_is):
+            raise
         _log.error("the object store cannot be written: %s", error.strerror)
         raise StoreUnavailableError(f"The object store cannot be written: {error.strerror}") from error

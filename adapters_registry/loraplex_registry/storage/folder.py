@@ -7,6 +7,7 @@ Everything is made under a temporary name, fsynced and renamed, so that what has
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import time
@@ -18,19 +19,22 @@ import msgspec
 
 from loraplex_registry.errors import ArtifactMissingError, StoreUnavailableError
 from loraplex_registry.storage.failure import unavailable_on_failure
+from loraplex_registry.storage.file import fsync_folder, hash_file, idle_s, link_or_copy, write_new
+from loraplex_registry.storage.folder_parts import FolderParts
 from loraplex_registry.wire.adapter import Manifest, ManifestFile
 from loraplex_registry.wire.digest import artifact_path
 from loraplex_registry.wire.ids import new_uuid
 
 _MANIFEST = "manifest.json"
+_log = logging.getLogger(__name__)
 
 
-class FolderStore:
-    """Artifacts below `root`; `staging/` and `tmp/` beside them, on the same file system."""
+class FolderStore(FolderParts):
+    """Artifacts below `root`; `staging/`, `receiving/` and `tmp/` beside them, on the same file system."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        for folder in (root, root / "sha256", root / "staging", root / "tmp"):
+        super().__init__(root)
+        for folder in (root / "sha256", root / "receiving"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def put(self, manifest: Manifest, files: Mapping[str, Path]) -> dict[str, str]:
@@ -41,6 +45,8 @@ class FolderStore:
             if stored is None:
                 self._create(folder, manifest, files)
                 stored = self.find_manifest(manifest.digest)
+            else:
+                self._heal(folder, stored, manifest, files)
             if stored is None:
                 raise StoreUnavailableError(f"{manifest.digest} cannot be kept: its files vanish")
             # The sweeper judges an artifact's age by this.
@@ -91,16 +97,19 @@ class FolderStore:
 
     def create_staging(self) -> Path:
         """Create an empty folder for one upload."""
-        folder = self.root / "staging" / new_uuid().hex
+        folder = self.root / "receiving" / new_uuid().hex
         with unavailable_on_failure():
             folder.mkdir(mode=0o700)
         return folder
+
+    def close(self) -> None:
+        """Do nothing: a folder holds no connections."""
 
     def sweep_staging(self, min_age_s: float) -> int:
         """Remove what uploads and interrupted writes left."""
         old = [
             folder
-            for parent in ("staging", "tmp")
+            for parent in ("receiving", "tmp")
             for folder in (self.root / parent).iterdir()
             if idle_s(folder) > min_age_s
         ]
@@ -115,7 +124,7 @@ class FolderStore:
             self._make(made, manifest, files)
             self._mkdirs(folder.parent)
             self._rename_or_keep(made, folder, manifest.digest)
-            _fsync_folder(folder.parent)
+            fsync_folder(folder.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
@@ -123,10 +132,10 @@ class FolderStore:
         (made / "files").mkdir(mode=0o700, parents=True)
         made.chmod(0o700)
         for file in manifest.files:
-            _copy(files[file.name], made / "files" / file.name)
-        _fsync_folder(made / "files")
-        _write(made / _MANIFEST, msgspec.json.encode(manifest))
-        _fsync_folder(made)
+            link_or_copy(files[file.name], made / "files" / file.name)
+        fsync_folder(made / "files")
+        write_new(made / _MANIFEST, msgspec.json.encode(manifest))
+        fsync_folder(made)
 
     def _rename_or_keep(self, made: Path, folder: Path, digest: str) -> None:
         try:
@@ -144,64 +153,38 @@ class FolderStore:
             return f"files/{file.name}"
         extra = folder / "extra" / file.sha256
         if not extra.exists():
-            temporary = self.root / "tmp" / new_uuid().hex
-            try:
-                _copy(source, temporary)
-                extra.parent.mkdir(mode=0o700, exist_ok=True)
-                temporary.rename(extra)
-            finally:
-                temporary.unlink(missing_ok=True)
-            _fsync_folder(extra.parent)
-            _fsync_folder(folder)
+            extra.parent.mkdir(mode=0o700, exist_ok=True)
+            self._replace(extra, source)
+            fsync_folder(folder)
         return f"extra/{file.sha256}"
+
+    def _heal(self, folder: Path, stored: Manifest, manifest: Manifest, files: Mapping[str, Path]) -> None:
+        """Put back what has rotted since it was stored: here are the same bytes again."""
+        for file in set(stored.files) & set(manifest.files):
+            kept = folder / "files" / file.name
+            if hash_file(kept) != file.sha256:
+                _log.warning("%s of %s was damaged and is put back", file.name, stored.digest)
+                self._replace(kept, files[file.name])
+
+    def _replace(self, target: Path, source: Path) -> None:
+        """Make `target` a durable copy of `source` at once; readers that have the old one open keep it."""
+        temporary = self.root / "tmp" / new_uuid().hex
+        try:
+            link_or_copy(source, temporary)
+            temporary.rename(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_folder(target.parent)
 
     def _mkdirs(self, folder: Path) -> None:
         """Create the two levels above an artifact, each entry durable."""
         for level in (folder.parent, folder):
             level.mkdir(mode=0o700, exist_ok=True)
-            _fsync_folder(level.parent)
+            fsync_folder(level.parent)
 
     def _move_away(self, folder: Path) -> None:
         try:
             folder.rename(self.root / "tmp" / new_uuid().hex)
         except FileNotFoundError:
             return
-        _fsync_folder(folder.parent)
-
-
-def idle_s(path: Path) -> float:
-    """Return the seconds since anything at `path` was last written: a slow upload keeps its staging young."""
-    try:
-        inside = list(path.iterdir()) if path.is_dir() else []
-        return time.time() - max(each.stat().st_mtime for each in (path, *inside))
-    except FileNotFoundError:
-        return 0.0
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Make `source` durable under `target`: a second link where the file system allows it, else a copy."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, target)
-        target.chmod(0o600)
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, no path
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-
-
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fsync_folder(folder.parent)

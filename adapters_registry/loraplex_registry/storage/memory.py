@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from loraplex_registry.errors import ArtifactMissingError
-from loraplex_registry.storage.folder import idle_s
+from loraplex_registry.storage.memory_parts import MemoryParts
+from loraplex_registry.storage.scratch import Scratch
 from loraplex_registry.wire.adapter import Manifest, ManifestFile
 
 
@@ -23,12 +23,14 @@ class _Artifact:
     put_at: float = field(default_factory=time.time)
 
 
-class MemoryStore:
+class MemoryStore(MemoryParts):
     """Artifacts in a dictionary; `close` removes the staging folder."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._artifacts: dict[str, _Artifact] = {}
         self._staging = tempfile.TemporaryDirectory(prefix="loraplex-staging-")
+        self._scratch = Scratch(Path(self._staging.name))
 
     def close(self) -> None:
         """Remove all staging."""
@@ -70,15 +72,11 @@ class MemoryStore:
 
     def create_staging(self) -> Path:
         """Create an empty folder for one upload."""
-        return Path(tempfile.mkdtemp(dir=self._staging.name))
+        return self._scratch.create()
 
     def sweep_staging(self, min_age_s: float) -> int:
         """Remove what uploads left."""
-        folders = Path(self._staging.name).iterdir()
-        old = [folder for folder in folders if idle_s(folder) > min_age_s]
-        for folder in old:
-            shutil.rmtree(folder, ignore_errors=True)
-        return len(old)
+        return self._scratch.sweep(min_age_s)
 
 
 def _place(artifact: _Artifact, file: ManifestFile, content: bytes) -> str:

@@ -32,6 +32,21 @@ class _NamedBase(msgspec.Struct):
     base_model_name_or_path: str | None = None
 
 
+def find_forced(order: UploadOrder, seen: Seen) -> BaseRow | None:
+    """Return the base that an admin named, None if none was.
+
+    Raises:
+        ConflictError: The adapter belongs to another.
+        NotFoundError: It does not exist.
+    """
+    if order.base is None:
+        return None
+    named = _find_named(order.base, seen.bases)
+    if seen.adapter is not None and named.id != seen.adapter.base_id:
+        raise ConflictError(f"The adapter belongs to the base {seen.adapter.base.name}", param="base")
+    return named
+
+
 async def choose_base(order: UploadOrder, seen: Seen, files: Mapping[str, StagedFile]) -> BaseRow:
     """Return the base that the files are judged against: the adapter's, the one an admin named, or by the config.
 
@@ -42,11 +57,9 @@ async def choose_base(order: UploadOrder, seen: Seen, files: Mapping[str, Staged
     """
     bases = seen.bases
     if not bases:
-        raise ConflictError("There is no base model yet; an admin registers one, as `loraplex up` does")
-    named = _find_named(order.base, bases) if order.base is not None else None
+        raise ConflictError("There is no base model yet; an admin registers one by `loraplex base register`")
+    named = find_forced(order, seen)
     if seen.adapter is not None:
-        if named is not None and named.id != seen.adapter.base_id:
-            raise ConflictError(f"The adapter belongs to the base {seen.adapter.base.name}", param="base")
         return next(base for base in bases if base.id == seen.adapter.base_id)
     return named or _choose_by_config(await asyncio.to_thread(_read_base_name, files[CONFIG_FILE].path), bases)
 
@@ -74,6 +87,9 @@ def _choose_by_config(name: str | None, bases: Sequence[BaseRow]) -> BaseRow:
         return matching[0]
     accepted = "; ".join(", ".join([base.name, *base.accepted_names]) for base in matching or bases)
     fault = "is a name of several bases" if matching else "is no name of a base"
-    message = f"base_model_name_or_path {fault} ({accepted}); set it to the one that the adapter was trained on."
+    message = (
+        f"base_model_name_or_path {fault} ({accepted}); set it to the one that the adapter was trained on; if that is "
+        "none of them, have its model served, or train on one of these."
+    )
     check = Check("base_mismatch", "fail", message, "base_model_name_or_path")
     raise build_refusal(build_report([check]))

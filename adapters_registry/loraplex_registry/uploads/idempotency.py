@@ -1,7 +1,8 @@
 """Honours `Idempotency-Key`: one key of one caller on one route does its work once in 24 hours.
 
-A claim is a row, made before the body is read; without an answer the request is still running, or its process died
-and the claim is taken over after a while. A refused or failed upload gives its claim back: it may be repeated.
+A claim is a row, made before the body is read. Without an answer the request is still running: it renews `created_at`
+every few seconds, and a claim that is not renewed, as its process died, is taken over. A refused or failed upload gives
+its claim back: it may be repeated.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import msgspec
 import sqlalchemy as sa
@@ -20,11 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from loraplex_registry.db.database import Database
 from loraplex_registry.db.model import IdempotencyRow
 from loraplex_registry.errors import IdempotencyReusedError, IdempotencyRunningError
-from loraplex_registry.uploads.order import DryRunView, UploadOrder, UploadResult
-from loraplex_registry.wire.adapter import VersionView
+from loraplex_registry.uploads.heartbeat import DEAD_AFTER, beating
+from loraplex_registry.uploads.order import UploadResult
+from loraplex_registry.wire.identity import Identity
 
 _LIFE = timedelta(hours=24)
-_LONGEST_RUN = timedelta(minutes=15)
 
 
 @dataclass(frozen=True)
@@ -53,30 +55,31 @@ class IdempotencyKeys:
         self._database = database
 
     @asynccontextmanager
-    async def hold(self, order: UploadOrder, route: str) -> AsyncIterator[Claim]:
-        """Hold the order's key, if it has one, and give it back if the work fails.
+    async def hold(self, by: Identity, key: str | None, route: str) -> AsyncIterator[Claim]:
+        """Hold the key of `by` on `route`, if there is one, and give it back if the work fails.
 
         Raises:
             IdempotencyRunningError: Another request holds it.
         """
-        claim = await self._claim(order, route)
-        try:
+        claim = await self._claim(by, key, route)
+        if claim.row_id is None or claim.answer is not None:
             yield claim
+            return
+        try:
+            async with beating(partial(self._renew, claim.row_id)):
+                yield claim
         except BaseException:
-            if claim.row_id is not None and claim.answer is None:
-                await self._release(claim.row_id)
+            await self._release(claim.row_id)
             raise
 
     async def finish(self, claim: Claim, content: str, result: UploadResult) -> None:
         """Store the answer for requests that repeat the key."""
         if claim.row_id is None or claim.answer is not None:
             return
-        body = msgspec.json.encode(result.body).decode()
+        values = {"content": content, "status": result.status, "body": result.encode(), "created_at": datetime.now(UTC)}
         await self._database.write(
             lambda session: session.execute(
-                sa.update(IdempotencyRow)
-                .where(IdempotencyRow.id == claim.row_id)
-                .values(content=content, status=result.status, body=body)
+                sa.update(IdempotencyRow).where(IdempotencyRow.id == claim.row_id).values(values)
             )
         )
 
@@ -87,10 +90,10 @@ class IdempotencyKeys:
             lambda session: session.execute(sa.delete(IdempotencyRow).where(IdempotencyRow.created_at < before))
         )
 
-    async def _claim(self, order: UploadOrder, route: str) -> Claim:
-        if order.idempotency_key is None:
+    async def _claim(self, by: Identity, key: str | None, route: str) -> Claim:
+        if key is None:
             return Claim(None)
-        claimed = IdempotencyRow(key_id=order.by.key_id, route=route, idempotency_key=order.idempotency_key)
+        claimed = IdempotencyRow(key_id=by.key_id, route=route, idempotency_key=key)
 
         async def work(session: AsyncSession) -> Claim:
             row = await _find(session, claimed)
@@ -107,6 +110,14 @@ class IdempotencyKeys:
             return await self._database.write(work)
         except IntegrityError as error:
             raise IdempotencyRunningError from error
+
+    async def _renew(self, row_id: uuid.UUID) -> None:
+        running = (IdempotencyRow.id == row_id) & IdempotencyRow.status.is_(None)
+        await self._database.write(
+            lambda session: session.execute(
+                sa.update(IdempotencyRow).where(running).values(created_at=datetime.now(UTC))
+            )
+        )
 
     async def _release(self, row_id: uuid.UUID) -> None:
         await self._database.write(
@@ -127,16 +138,10 @@ async def _find(session: AsyncSession, claimed: IdempotencyRow) -> IdempotencyRo
 
 def _is_over(row: IdempotencyRow) -> bool:
     age = datetime.now(UTC) - row.created_at
-    return age > (_LIFE if row.status is not None else _LONGEST_RUN)
+    return age > (_LIFE if row.status is not None else DEAD_AFTER)
 
 
 def _read(row: IdempotencyRow) -> Claim:
     if row.status is None or row.body is None:
         raise IdempotencyRunningError
-    return Claim(row.id, row.content, UploadResult(row.status, _read_body(row.body)))
-
-
-def _read_body(text: str) -> VersionView | DryRunView:
-    if "dry_run" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
-        return msgspec.json.decode(text, type=DryRunView)
-    return msgspec.json.decode(text, type=VersionView)
+    return Claim(row.id, row.content, UploadResult(row.status, msgspec.Raw(row.body.encode())))

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
 
-from loraplex_registry.adapters.alias_row import set_targets
-from loraplex_registry.adapters.lookup import find_adapter, find_alias, find_live
-from loraplex_registry.adapters.view import LIVE, read_targets, show_version
+from loraplex_registry.adapters.lookup import find_adapter, find_live
+from loraplex_registry.adapters.pending import Pending, read_pending
+from loraplex_registry.adapters.view import show_version
 from loraplex_registry.db.database import Change
 from loraplex_registry.db.model import AdapterRow, BaseRow, VersionRow
 from loraplex_registry.errors import ConflictError, QuarantinedError
@@ -25,9 +26,11 @@ from loraplex_registry.events import record_event
 from loraplex_registry.peft.spec import AdapterPlan
 from loraplex_registry.storage.store import ObjectStore
 from loraplex_registry.uploads.order import UploadOrder, UploadResult
+from loraplex_registry.uploads.promotion import FULL_WEIGHT, promote_ready
+from loraplex_registry.uploads.quota import check_version
 from loraplex_registry.wire.adapter import Manifest, Report, Target
 
-FULL_WEIGHT = 100
+_WEAKEST_FIRST = ("never", "auto", "always")
 
 
 class ArtifactVanishedError(Exception):
@@ -36,22 +39,31 @@ class ArtifactVanishedError(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """What was there when the upload began: adapter, revision of its alias `live` (0 if never set), all bases."""
+    """What is there: the adapter and all bases; and what `live` was when the upload began.
+
+    That is the adapter's id (None if there was none) and, where it is compared, the revision of its alias `live` (0 if
+    never set).
+    """
 
     adapter: AdapterRow | None
-    live_revision: int
     bases: Sequence[BaseRow]
+    began_with: uuid.UUID | None
+    live_revision: int
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An adapter that passed its checks and whose artifact is stored; `places` says where each file lies in it."""
+    """An adapter that passed its checks and whose artifact is stored; `places` says where each file lies in it.
+
+    One that `waits` is not ready before the parity gate has seen it.
+    """
 
     base: BaseRow
     plan: AdapterPlan
     report: Report
     manifest: Manifest
     places: Mapping[str, str]
+    waits: bool = False
 
 
 async def publish(
@@ -62,25 +74,58 @@ async def publish(
     Raises:
         ConflictError: The adapter belongs to another base.
         QuarantinedError: The same content is quarantined here.
+        QuotaExceededError: The tenant has no room for it.
         ArtifactVanishedError: The artifact is no longer in the store.
     """
     adapter = await _find_or_create_adapter(change, order, candidate)
-    version = await _find_same(change, adapter, candidate.plan.digest)
+    version = await find_same(change.session, adapter, candidate.plan.digest)
+    pending = _build_pending(order, seen, adapter)
     is_new = version is None
     if version is None:
-        if await asyncio.to_thread(store.find_manifest, candidate.plan.digest) is None:
-            raise ArtifactVanishedError
-        version = _create_version(change, order, adapter, candidate)
-        await change.session.flush()
+        version = await _create_version(change, order, adapter, candidate, pending, store)
+    check_admissible(version)
+    if version.state == "validating":
+        version.pending = msgspec.to_builtins(_stronger(pending, read_pending(version.pending)))
+    _record(change, order, version, is_new=is_new)
+    is_live = await promote_ready(change, version, pending)
+    if is_new:
+        # nothing else led to it yet
+        live: tuple[Target, ...] = (Target(version.number, FULL_WEIGHT),) if is_live else ()
+    else:
+        live = await find_live(change.session, adapter.id)
+    view = show_version(version, live)
+    return UploadResult(201 if is_new else 200, view)
+
+
+def check_admissible(version: VersionRow) -> None:
+    """Return if an upload of the content of `version` may lead to it.
+
+    Raises:
+        QuarantinedError: It is quarantined.
+    """
     if version.state == "quarantined":
         raise QuarantinedError(
             f"The same content is version {version.number}, which is quarantined; an admin must release it, "
             "or upload other content"
         )
-    await _promote(change, order, seen, version)
-    _record(change, order, version, is_new=is_new)
-    view = show_version(version, await find_live(change.session, adapter.id))
-    return UploadResult(201 if is_new else 200, view)
+
+
+def _build_pending(order: UploadOrder, seen: Seen, adapter: AdapterRow) -> Pending:
+    is_same_adapter = seen.began_with is None or seen.began_with == adapter.id
+    return Pending(
+        promote=order.promote,
+        live_revision=seen.live_revision if is_same_adapter else None,
+        actor=order.by.actor,
+        key_id=order.by.key_id,
+        request_id=order.by.request_id,
+    )
+
+
+def _stronger(new: Pending, old: Pending | None) -> Pending:
+    """The wish that goes further: whoever asked for less loses nothing."""
+    if old is None or _WEAKEST_FIRST.index(new.promote) > _WEAKEST_FIRST.index(old.promote):
+        return new
+    return old
 
 
 async def _find_or_create_adapter(change: Change, order: UploadOrder, candidate: Candidate) -> AdapterRow:
@@ -118,8 +163,9 @@ async def _create_adapter(change: Change, order: UploadOrder, base: BaseRow) -> 
     return adapter
 
 
-async def _find_same(change: Change, adapter: AdapterRow, digest: str) -> VersionRow | None:
-    found = await change.session.execute(
+async def find_same(session: AsyncSession, adapter: AdapterRow, digest: str) -> VersionRow | None:
+    """Return the adapter's version of this content that is not purged."""
+    found = await session.execute(
         sa.select(VersionRow).where(
             VersionRow.adapter_id == adapter.id, VersionRow.digest == digest, VersionRow.state != "purged"
         )
@@ -127,53 +173,34 @@ async def _find_same(change: Change, adapter: AdapterRow, digest: str) -> Versio
     return found.scalar_one_or_none()
 
 
-def _create_version(change: Change, order: UploadOrder, adapter: AdapterRow, candidate: Candidate) -> VersionRow:
+async def _create_version(
+    change: Change, order: UploadOrder, adapter: AdapterRow, candidate: Candidate, pending: Pending, store: ObjectStore
+) -> VersionRow:
+    files, digest = candidate.manifest.files, candidate.plan.digest
+    size_bytes = sum(file.size for file in files)
+    await check_version(change.session, order.tenant.id, order.limits, size_bytes)
+    if await asyncio.to_thread(store.find_manifest, digest) is None:
+        raise ArtifactVanishedError
     number, adapter.next_number = adapter.next_number, adapter.next_number + 1
-    files = candidate.manifest.files
     version = VersionRow(
         adapter_id=adapter.id,
         adapter=adapter,
         number=number,
         kind="lora",
-        digest=candidate.plan.digest,
-        state="ready",
+        digest=digest,
+        state="validating" if candidate.waits else "ready",
+        pending=msgspec.to_builtins(pending) if candidate.waits else None,
         rank=candidate.plan.rank,
         target_modules=list(candidate.plan.target_modules),
         num_parameters=candidate.plan.num_parameters,
-        size_bytes=sum(file.size for file in files),
+        size_bytes=size_bytes,
         files=[{**msgspec.to_builtins(file), "place": candidate.places[file.name]} for file in files],
         report=msgspec.to_builtins(candidate.report),
         created_by=order.by.actor,
     )
     change.session.add(version)
+    await change.session.flush()
     return version
-
-
-async def _promote(change: Change, order: UploadOrder, seen: Seen, version: VersionRow) -> None:
-    """Move `live` here if the order says so and, for `always`, if nobody moved it since the upload began.
-
-    For `auto` nothing is live if `live` points to quarantined versions alone.
-    """
-    if version.state != "ready" or order.promote == "never":
-        return
-    alias = await find_alias(change.session, version.adapter_id, LIVE)
-    revision, targets = (alias.revision, alias.targets) if alias is not None else (0, [])
-    if order.promote == "auto" and await _has_ready(change, version.adapter_id, targets):
-        return
-    is_same_adapter = seen.adapter is None or seen.adapter.id == version.adapter_id
-    if order.promote == "always" and not (is_same_adapter and seen.live_revision == revision):
-        return
-    target = Target(version.number, FULL_WEIGHT)
-    if targets != [msgspec.to_builtins(target)]:
-        await set_targets(change, version.adapter, LIVE, [target], "upload", order.by.actor)
-
-
-async def _has_ready(change: Change, adapter_id: uuid.UUID, targets: Sequence[Any]) -> bool:
-    numbers = [target.version for target in read_targets(targets)]
-    query = sa.select(VersionRow.id).where(
-        VersionRow.adapter_id == adapter_id, VersionRow.number.in_(numbers), VersionRow.state == "ready"
-    )
-    return (await change.session.execute(query.limit(1))).first() is not None
 
 
 def _record(change: Change, order: UploadOrder, version: VersionRow, *, is_new: bool) -> None:
@@ -184,5 +211,11 @@ def _record(change: Change, order: UploadOrder, version: VersionRow, *, is_new: 
         f"{order.tenant.name}/{order.adapter}@{version.number}",
         tenant_id=order.tenant.id,
         tenant=order.tenant.name,
+        before=None if is_new else _describe(version),
+        after=_describe(version),
         details={"digest": version.digest, "promote": order.promote, "forced_base": order.base is not None},
     )
+
+
+def _describe(version: VersionRow) -> dict[str, Any]:
+    return {"state": version.state, "digest": version.digest}

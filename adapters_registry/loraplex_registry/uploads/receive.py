@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 
@@ -66,9 +67,46 @@ async def receive(
                     await receiver.take(event)
             parser.close()
     except MultipartError as error:
-        raise InvalidRequestError(f"The body is not whole multipart/form-data: {error}", param="body") from error
+        # further arguments are what caused it, with the bytes
+        message = f"The body is not whole multipart/form-data: {error.args[0]}"
+        raise InvalidRequestError(message, param="body") from error
     check_file_names(list(receiver.files))
     return receiver.files
+
+
+async def receive_part(
+    body: AsyncIterator[bytes], path: Path, size: int, *, idle_timeout_s: float = _IDLE_TIMEOUT_S
+) -> None:
+    """Write a body of exactly `size` bytes to the new file `path`.
+
+    Raises:
+        InvalidRequestError: It is shorter or longer; says so before more is written.
+        BodyTimeoutError: Nothing arrived for too long.
+        StoreUnavailableError: The disk does not take it.
+    """
+    with unavailable_on_failure():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    num_bytes, waiting = 0, bytearray()
+    with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123, ASYNC230 - a descriptor, no path
+        async for chunk in _bounded(body, idle_timeout_s):
+            num_bytes += len(chunk)
+            if num_bytes > size:
+                break
+            waiting += chunk
+            if len(waiting) >= _WRITE_BYTES:
+                piece, waiting = bytes(waiting), bytearray()
+                await asyncio.to_thread(_write_all, file, piece)
+        await asyncio.to_thread(_write_all, file, bytes(waiting))
+    if num_bytes != size:
+        fault = "more" if num_bytes > size else f"{num_bytes}"
+        raise InvalidRequestError(f"This part has {size} bytes, and {fault} came; send it again whole", param="body")
+
+
+def _write_all(file: FileIO, piece: bytes) -> None:
+    left = memoryview(piece)
+    with unavailable_on_failure():
+        while left:
+            left = left[file.write(left) :]
 
 
 def check_file_names(names: list[str], *, is_whole: bool = True) -> None:
@@ -170,7 +208,4 @@ class _Writer:
 
     def _write_piece(self, piece: bytes) -> None:
         self._hash.update(piece)
-        left = memoryview(piece)
-        with unavailable_on_failure():
-            while left:
-                left = left[self._file.write(left) :]
+        _write_all(self._file, piece)

@@ -6,15 +6,21 @@ from typing import Any, Literal
 
 import msgspec
 
+from loraplex_registry.peft.parity import ParityResult
 from loraplex_registry.peft.report import Check, Report
+from loraplex_registry.wire.limits import RateLimits
 
 __all__ = [
     "AdapterName",
+    "AdapterView",
+    "AliasChangeView",
+    "AliasView",
     "BaseName",
     "Check",
     "Manifest",
     "ManifestFile",
     "NamesDelta",
+    "ParityResult",
     "Quarantine",
     "QuarantineReason",
     "Report",
@@ -24,14 +30,14 @@ __all__ = [
 ]
 
 
-QuarantineReason = Literal["load_failed", "by_admin"]
+QuarantineReason = Literal["load_failed", "parity", "by_admin"]
 
 
 class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
     """Why a version is not served, and since when (RFC 3339 in UTC).
 
-    `reason` is `load_failed` (its bytes cannot be loaded, on every engine that tried) or `by_admin`; `message` is one
-    sentence on the cause.
+    `reason` is `load_failed` (its bytes cannot be loaded, on every engine that tried), `parity` (an engine answers
+    otherwise than the files say) or `by_admin`; `message` is one sentence on the cause.
     """
 
     reason: QuarantineReason
@@ -40,7 +46,10 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A version as the management API shows it; `created_at` is RFC 3339 in UTC, `quarantine` None unless it is."""
+    """A version as the management API shows it; `created_at` is RFC 3339 in UTC, `quarantine` None unless it is.
+
+    `pool` names the replicas that serve a version of kind `full`, None for a LoRA.
+    """
 
     tenant: str
     adapter: str
@@ -58,6 +67,7 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     created_by: str
     report: Report
     quarantine: Quarantine | None = None
+    pool: str | None = None
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -88,8 +98,52 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: int
 
 
+class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter; `live` is the version with the most weight at the alias `live`, `latest` the newest number.
+
+    `limits` are those on calls of it. `live_state` is the state of the version `live`; any but `ready` means that the
+    adapter's name is not answered.
+    """
+
+    tenant: str
+    name: str
+    base_model: str
+    is_default: bool
+    live: int | None
+    live_state: str | None
+    latest: int | None
+    num_versions: int
+    aliases: dict[str, list[Target]]
+    limits: dict[str, int]
+    created_at: str
+    created_by: str
+
+
+class AliasView(msgspec.Struct, frozen=True, kw_only=True):
+    """An alias, its targets in order of version number, and its revision, which is its ETag."""
+
+    alias: str
+    targets: list[Target]
+    revision: int
+    updated_at: str
+
+
+class AliasChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One revision of an alias; no targets means that it was deleted."""
+
+    revision: int
+    targets: list[Target]
+    action: str
+    actor: str
+    created_at: str
+
+
 class VersionName(msgspec.Struct, frozen=True):
-    """What resolution needs to know of one version."""
+    """What resolution needs to know of one version; `pool` serves it if it is a full fine-tune.
+
+    `weights_digest` names the base's weights that the parity gate found it right with, None if it never looked: no
+    others may serve it.
+    """
 
     number: int
     digest: str
@@ -98,12 +152,15 @@ class VersionName(msgspec.Struct, frozen=True):
     kind: str
     rank: int
     quarantine: Quarantine | None = None
+    pool: str | None = None
+    weights_digest: str | None = None
 
 
 class AdapterName(msgspec.Struct, frozen=True, kw_only=True):
     """Everything resolution needs to know of one adapter; it replaces what was known of `adapter_id`.
 
     `aliases` maps an alias to its targets in order of version number, `alias_ids` to the id that canary buckets hash.
+    `limits` hold for all calls of it together, whoever makes them.
     """
 
     adapter_id: str
@@ -116,6 +173,7 @@ class AdapterName(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[VersionName, ...]
     aliases: dict[str, tuple[Target, ...]]
     alias_ids: dict[str, str]
+    limits: RateLimits | None = None
 
 
 class BaseName(msgspec.Struct, frozen=True, kw_only=True):

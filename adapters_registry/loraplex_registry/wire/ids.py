@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 import uuid
 
 from uuid_utils.compat import uuid7
+
+_NUM_CHARS = 26
+# each byte to one of 32 characters, all as often
+_BASE32 = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))
 
 
 def new_uuid() -> uuid.UUID:
@@ -15,5 +18,5 @@ def new_uuid() -> uuid.UUID:
 
 
 def new_public_id(prefix: str) -> str:
-    """Return `prefix_` and 26 random base32 characters (128 bits), such as `evt_...`."""
-    return f"{prefix}_{base64.b32encode(secrets.token_bytes(16)).decode().rstrip('=').lower()}"
+    """Return `prefix_` and 26 random base32 characters (130 bits), such as `evt_...`."""
+    return f"{prefix}_{secrets.token_bytes(_NUM_CHARS).translate(_BASE32).decode()}"

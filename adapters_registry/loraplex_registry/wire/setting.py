@@ -15,13 +15,26 @@ import msgspec
 
 from loraplex_registry.errors import SettingError
 
-__all__ = ["PREFIX", "SETTINGS", "Setting", "SettingError", "check_names", "read_settings"]
+__all__ = [
+    "PREFIX",
+    "SETTINGS",
+    "Setting",
+    "SettingError",
+    "check_names",
+    "read_days",
+    "read_drain_s",
+    "read_pool_size",
+    "read_settings",
+]
 PREFIX = "LORAPLEX_"
 _INJECTED_BY_KUBERNETES = re.compile(r".*_SERVICE_HOST|.*_PORT(_.*)?|.*_SERVICE_PORT(_.*)?")
 _OF_TESTS = ("LORAPLEX_TEST_PG", "LORAPLEX_TEST_REDIS", "LORAPLEX_TEST_REQUIRE", "LORAPLEX_TEST_CASES")
 """Read by the project's tests alone; a part that runs under them has nothing to say about them."""
 
+_MAX_POOL_SIZE = 1000
+_MAX_DRAIN_S, _MAX_DRAIN_LEN = 3600.0, 10
 _MAX_TYPO_DISTANCE = 2
+_MAX_DAYS, _MAX_DAYS_LEN = 36_500, 5
 _log = logging.getLogger(__name__)
 
 
@@ -74,11 +87,20 @@ SETTINGS: tuple[Setting, ...] = (
     _secret(
         "LORAPLEX_DATABASE_URL", _CONTROL, "postgresql+psycopg://... or sqlite+aiosqlite:///..., may hold a password"
     ),
-    Setting("LORAPLEX_OBJECT_STORE_URL", _CONTROL, "file:///FOLDER; s3://bucket/prefix?endpoint=..."),
-    _later("LORAPLEX_OBJECT_STORE_PUBLIC_URL", _CONTROL, "Host in presigned URLs"),
+    Setting(
+        "LORAPLEX_DATABASE_POOL_SIZE", _CONTROL, "Connections to Postgres that gateway and registry each keep", "8"
+    ),
+    Setting("LORAPLEX_OBJECT_STORE_URL", _CONTROL, "file:///FOLDER or s3://bucket/prefix?endpoint=..."),
+    Setting(
+        "LORAPLEX_OBJECT_STORE_PUBLIC_URL", _CONTROL, "Scheme and host in presigned URLs, where clients use another"
+    ),
     _secret("LORAPLEX_REDIS_URL", (_GATEWAY, _UP), "redis://... or memory://", "memory://"),
     Setting("LORAPLEX_REGISTRY_URL", (_GATEWAY, _ENGINE), "Where gateway and engine find a registry of its own"),
-    Setting("LORAPLEX_POOLS", (_GATEWAY, _UP), "JSON: {name: {base|model, engines: [URL | dns+http://name:port]}}"),
+    Setting(
+        "LORAPLEX_POOLS",
+        (_GATEWAY, _UP),
+        "JSON: {name: {base|model, engines: [URL | dns+http://name:port], pin: [MODEL]}}",
+    ),
     _secret("LORAPLEX_SIGNING_KEY", (_GATEWAY, _UP), "Private Ed25519 key in PEM that signs identities"),
     Setting(
         "LORAPLEX_VERIFY_KEYS", (_REGISTRY, _ENGINE), "Public Ed25519 keys in PEM, one after another or as a JSON list"
@@ -86,19 +108,24 @@ SETTINGS: tuple[Setting, ...] = (
     _secret("LORAPLEX_ENGINE_KEY", (*_CONTROL, _ENGINE), "With this engines read artifacts"),
     _secret("LORAPLEX_KEY_PEPPER", (_GATEWAY, _UP), "Secret with which API keys are hashed"),
     _later("LORAPLEX_SESSION_KEY", (_GATEWAY, _UP), "Secret of dashboard sessions"),
-    Setting("LORAPLEX_PARITY_GATE", _CONTROL, "when_available or off; required is not built yet", "when_available"),
+    Setting("LORAPLEX_PARITY_GATE", _CONTROL, "required, when_available or off", "when_available"),
+    Setting("LORAPLEX_PURGE_AFTER_DAYS", _CONTROL, "Days in which retired versions can be restored", "30"),
+    Setting("LORAPLEX_OUTCOME_DAYS", (_GATEWAY, _UP), "Days that outcome counts of versions are kept", "30"),
     _later("LORAPLEX_CORS_ORIGINS", (_GATEWAY, _UP), "Origins that browsers may call from, with commas"),
     _later("LORAPLEX_TRUSTED_PROXIES", (_GATEWAY, _UP), "Networks whose forwarding headers count, with commas"),
     _later("LORAPLEX_TLS_CERT", (_GATEWAY, _UP), "Certificate file in PEM"),
     _later("LORAPLEX_TLS_KEY", (_GATEWAY, _UP), "Key file of the certificate in PEM"),
     _later("LORAPLEX_METRICS_LISTEN", (_GATEWAY, _UP), "Address for /metrics alone, HOST:PORT"),
+    Setting("LORAPLEX_DRAIN_S", (_GATEWAY, _ENGINE, _UP), "Seconds that running answers get after SIGTERM", "30"),
     Setting("LORAPLEX_LOG_LEVEL", _SERVERS, "debug, info, warning or error", "info"),
+    Setting("LORAPLEX_LOG_FORMAT", _SERVERS, "text or json; default: text to a terminal and from up, else json"),
     Setting("LORAPLEX_NATIVE", (_ENGINE, _UP), "0 uses the torch forms instead of compiled code", "1"),
     Setting(
         "LORAPLEX_TEST_HOOKS", (_ENGINE, _UP), "1 opens routes for tests on an engine that listens on loopback", "0"
     ),
     _engine_flag("MAX_MODEL_LEN", "Longest prompt plus answer, tokens; default: the base's"),
     _engine_flag("MAX_NUM_SEQS", "Requests that run at once; default 16"),
+    _engine_flag("MAX_QUEUED_REQUESTS", "Requests that wait for their turn, at most; default 1024"),
     _engine_flag("MAX_NUM_BATCHED_TOKENS", "Tokens computed in one step, at most; default 2048"),
     _engine_flag("GPU_MEMORY_UTILIZATION", "Share of the memory for this engine; what is left of it is KV cache"),
     _engine_flag("KV_CACHE_MEMORY_BYTES", "KV cache, bytes; default: 2 GiB or a fifth of the memory, the smaller"),
@@ -143,6 +170,42 @@ def read_settings(environ: Mapping[str, str], part: str) -> dict[str, str]:
     check_names(environ)
     found = {setting.key: _read(environ, setting) for setting in SETTINGS if part in setting.parts}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def read_days(name: str, text: str) -> int:
+    """Return the whole days that setting `name` holds, 0 to 36,500.
+
+    Raises:
+        SettingError: It is something else.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DAYS_LEN and int(text) <= _MAX_DAYS):
+        raise SettingError(f"{name} is a whole number of days from 0 to {_MAX_DAYS:,}, not {text!r}", param=name)
+    return int(text)
+
+
+def read_pool_size(text: str) -> int:
+    """Return the connections that LORAPLEX_DATABASE_POOL_SIZE holds, 1 to 1,000.
+
+    Raises:
+        SettingError: It is something else.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DAYS_LEN and 1 <= int(text) <= _MAX_POOL_SIZE):
+        name = "LORAPLEX_DATABASE_POOL_SIZE"
+        raise SettingError(f"{name} is a whole number from 1 to {_MAX_POOL_SIZE:,}, not {text!r}", param=name)
+    return int(text)
+
+
+def read_drain_s(text: str) -> float:
+    """Return the seconds that LORAPLEX_DRAIN_S holds, 0 to 3,600.
+
+    Raises:
+        SettingError: It is something else.
+    """
+    name = "LORAPLEX_DRAIN_S"
+    is_number = text.isascii() and text.replace(".", "", 1).isdigit() and len(text) <= _MAX_DRAIN_LEN
+    if not is_number or float(text) > _MAX_DRAIN_S:
+        raise SettingError(f"{name} is a number of seconds from 0 to {_MAX_DRAIN_S:,.0f}, not {text!r}", param=name)
+    return float(text)
 
 
 def check_names(environ: Mapping[str, str]) -> None:

@@ -44,12 +44,16 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """`complete.json`: the origin, the stamp of every file, and the sha256 of every tensor's bytes."""
+    """`complete.json`: the origin, the stamp of every file, the sha256 of every tensor's bytes, the model's digest.
+
+    `digest` is that of `manifest`; empty in a folder that was pulled before there was one.
+    """
 
     origin: Origin
     files: dict[str, FileStamp]
     tensors: dict[str, str]
     version: int = 1
+    digest: str = ""
 
 
 def bases_dir(cache_dir: Path) -> Path:
@@ -126,12 +130,16 @@ def write_spec(folder: Path, spec: BaseSpec) -> None:
     _write_whole(folder / SPEC_FILE, msgspec.json.format(msgspec.json.encode(spec), indent=2))
 
 
-def publish(staging: Path, target: Path, origin: Origin, tensors: dict[str, str]) -> None:
+def write_marker(folder: Path, marker: Marker) -> None:
+    """Write or replace `complete.json`, whole or not at all."""
+    _write_whole(folder / MARKER_FILE, msgspec.json.format(msgspec.json.encode(marker), indent=2))
+
+
+def publish(staging: Path, target: Path, origin: Origin, tensors: dict[str, str], digest: str) -> None:
     """Mark `staging` complete and put it in the place of `target`; the caller holds the base's lock."""
     names = sorted(path.name for path in staging.iterdir() if path.name != SPEC_FILE)
     files = {name: stamp for name in names if (stamp := find_stamp(staging / name))}
-    marker = Marker(origin, files, tensors)
-    _write_whole(staging / MARKER_FILE, msgspec.json.format(msgspec.json.encode(marker), indent=2))
+    write_marker(staging, Marker(origin, files, tensors, digest=digest))
     if target.exists():
         old = target.with_name(f".{target.name}.old")
         shutil.rmtree(old, ignore_errors=True)

@@ -20,8 +20,10 @@ from loraplex_engine.bases.folder import (
     load_spec,
     locked,
     publish,
+    write_marker,
     write_spec,
 )
+from loraplex_engine.bases.manifest import digest_model
 from loraplex_engine.bases.progress import NoProgress, PullProgress
 from loraplex_engine.bases.source import SMALL_FILES, Source, find_source
 from loraplex_engine.errors import BaseUnavailableError
@@ -68,7 +70,8 @@ def pull(
             shutil.rmtree(staging)
             return twin
         _check_free(target, origin)
-        publish(staging, target, origin, hashes)
+        progress.begin("Computing the digest of the files")
+        publish(staging, target, origin, hashes, digest_model(staging))
     return target
 
 
@@ -95,6 +98,10 @@ def _completed(folder: Path) -> Path:
     if completed != spec:
         with contextlib.suppress(OSError):
             write_spec(folder, completed)
+    marker = load_marker(folder)
+    if not marker.digest:
+        with contextlib.suppress(OSError):
+            write_marker(folder, msgspec.structs.replace(marker, digest=digest_model(folder)))
     return folder
 
 

@@ -28,7 +28,7 @@ class Request:
     digest: str | None = None
     tenant_id: str = ""
     priority: int = 0
-    """Lower goes first."""
+    """Lower goes first, among the tenant's."""
     deadline_at: float = float("inf")
     cache_salt: str = ""
     """Prefixes are shared among a tenant's requests of one salt only."""
@@ -37,10 +37,14 @@ class Request:
     """Keep the logits of every prompt position (`Engine.score`); such a request skips cached prefixes."""
     is_lone: bool = False
     """Compute it in a step of its own, from no cached prefix and for none; its prompt must fit into one step."""
+    max_chunk: int = 1 << 30
+    """Most of its tokens that one step computes."""
     adapter_start: int = 0
     """Position of the first token that the adapter acts on; the base alone computes those before."""
     guide: Guide | None = None
     """What its output must match; None: anything."""
+    weight: float = 1
+    """The tenant's share of the engine over that of a tenant of weight 1."""
 
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -57,6 +61,8 @@ class Request:
     """Computed tokens that numbers seen since vouch for: only those are for others."""
     num_published: int = 0
     """Blocks that others can find."""
+    num_charged: int = 0
+    """Prompt tokens that its tenant has been charged for; what is computed again is not charged again."""
     slot: int = NO_SLOT
     preemptions: int = 0
 
@@ -67,7 +73,11 @@ class Request:
     prefix_wait_at: float = float("inf")
     load_wait_at: float | None = None
     load_s: float = 0.0
+    load_bytes: int = 0
+    """Of its adapter, as often as it was put into a slot for this request."""
     started_at: float | None = None
+    turn_at: float = 0.0
+    """When it started last, or last lost its place among those that run."""
     first_token_at: float | None = None
     last_token_at: float | None = None
 
@@ -113,4 +123,5 @@ class Request:
             load_s=self.load_s,
             decode_s=max(0.0, now - first_at),
             preemptions=self.preemptions,
+            load_bytes=self.load_bytes,
         )

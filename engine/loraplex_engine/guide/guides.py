@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import llguidance
@@ -16,11 +15,10 @@ import llguidance
 from loraplex_engine.errors import GrammarError
 from loraplex_engine.guide.fair_thread import FairThread
 from loraplex_engine.guide.grammar_guide import Endings, GrammarGuide, Sizes, check_matcher
+from loraplex_engine.guide.rounds import Rounds
 from loraplex_engine.guide.vocabulary import build_limits
 from loraplex_engine.wire.messages import SamplingParams
 
-_NUM_THREADS = 2
-"""One grammar that takes long holds up no other."""
 _MAX_BUILT = 16
 
 
@@ -37,7 +35,7 @@ class Guides:
         self._built: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         # builds one after the other, tenants in turn: choices of one request find what the first has built
         self._builder = FairThread("grammar-build")
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
+        self._rounds = Rounds()
 
     def open(self, params: SamplingParams, tenant_id: str = "") -> GrammarGuide:
         """Return the guide of a request that has a grammar; nothing is built yet. Tenants take turns in that.
@@ -54,7 +52,7 @@ class Guides:
             Endings.of(params, self._eos_token_ids),
             Sizes(vocabulary.vocab_size, self._vocab_size),
             partial(self._builder.submit, tenant_id),
-            self._threads.submit,
+            self._rounds,
         )
 
     def _build(self, vocabulary: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:

@@ -26,12 +26,14 @@ from loraplex_engine.loop.calibration import calibrate_runner
 from loraplex_engine.loop.hooks import TOLERATED, Hooks
 from loraplex_engine.loop.machine import read_machine_memory, read_process_bytes
 from loraplex_engine.loop.memory import MemoryPlan
+from loraplex_engine.loop.parity import ParityCalls
 from loraplex_engine.loop.preparation import Preparation, prepare, settle
 from loraplex_engine.loop.profile import StepProfile, count_blocks, limit_rows, profile_step
 from loraplex_engine.lora.bank import DeviceBank
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.loader import LoaderProcess
 from loraplex_engine.lora.residency import Loader, Residency
+from loraplex_engine.lora.worker import WorkerLaunch
 from loraplex_engine.metrics import EngineMetrics
 from loraplex_engine.models.decoder import LINEARS_PER_LAYER, Decoder, lora_shapes
 from loraplex_engine.ops.linear import probe_row_invariance
@@ -41,6 +43,7 @@ from loraplex_engine.ops.native.build import NativeStatus, native_status
 from loraplex_engine.runner import ModelRunner
 from loraplex_engine.scheduling.advice import Advisor, EngineLoad
 from loraplex_engine.scheduling.budget import StepBudget
+from loraplex_engine.scheduling.fair import VirtualTokens
 from loraplex_engine.scheduling.limits import Limits
 from loraplex_engine.scheduling.load import LoadReader
 from loraplex_engine.scheduling.scheduler import Scheduler
@@ -145,6 +148,7 @@ def _describe(config: EngineConfig, base: Base, loaded: _Loaded, plan: MemoryPla
         name=config.served_model_name or base.spec.name,
         fingerprint=base.spec.fingerprint,
         weights_digest=base.spec.weights_digest,
+        digest=base.digest,
         max_model_len=min(base.max_model_len, plan.kv_tokens),
         vocab_size=base.config.vocab_size,
         eos_token_ids=list(base.config.eos_token_ids),
@@ -179,6 +183,21 @@ def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[Bas
         )
 
     return build
+
+
+def build_parity(config: EngineConfig, engine: Engine, engine_key: str) -> ParityCalls:
+    """The measurements of a serving core."""
+    launch = WorkerLaunch(
+        config.cache_dir,
+        _limit_rank(load_spec(Path(config.base)), config),
+        config.base,
+        engine.facts.dtype,
+        config.registry_url,
+        engine_key,
+        config.adapter_cache_bytes,
+        TOLERATED if config.has_test_hooks else (),
+    )
+    return ParityCalls(engine, launch, config.adapter_load_timeout_s, time.monotonic)
 
 
 def build_hooks(config: EngineConfig, engine: Engine) -> Hooks | None:
@@ -220,8 +239,10 @@ def _join(
         config.queue_timeout_s,
         config.adapter_load_timeout_s,
         config.enable_prefix_caching,
+        config.max_queued_requests,
     )
-    scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic, budget)
+    share = VirtualTokens(time.monotonic)
+    scheduler = Scheduler(pool, residency, limits, facts.eos_token_ids, time.monotonic, budget, share)
     flags = EngineLoad(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loraplex_engine.bases.folder import load_spec
+from loraplex_engine.bases.folder import load_marker, load_spec
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.errors import BaseUnavailableError, ConfigError
 from loraplex_engine.models.config import ModelConfig, load_config
@@ -29,6 +29,8 @@ class Base:
     dtype: str
     """`bfloat16` or `float32`."""
     max_model_len: int
+    digest: str = ""
+    """Of its files, see `bases.manifest`; empty where it was pulled before there was one."""
 
     @property
     def itemsize(self) -> int:
@@ -66,6 +68,7 @@ def open_base(config: EngineConfig) -> Base:
         index=index,
         dtype=choose_dtype(config.dtype),
         max_model_len=choose_max_model_len(config, model.max_position_embeddings),
+        digest=load_marker(folder).digest,
     )
 
 

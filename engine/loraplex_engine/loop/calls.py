@@ -34,7 +34,7 @@ class AdapterCalls:
     def add(self, call: LoadAdapter | DropAdapter) -> None:
         """Begin what the call asks for; a drop ends the loads of its digest that came before it."""
         if isinstance(call, LoadAdapter):
-            self._residency.welcome(call.digest)
+            self._residency.welcome(call.digest, forgives=call.forgive)
             self._residency.prefetch(call.digest)
         else:
             self._residency.drop(call.digest)
@@ -58,6 +58,9 @@ class AdapterCalls:
         return reply
 
     def _try_load(self, call: LoadAdapter) -> Reply | None:
+        if call.pin is False:
+            # also of what is not served any more
+            self._residency.keep(call.digest, is_kept=False)
         failure = self._residency.find_failure(call.digest)
         if failure is not None:
             return _refuse(call.call_id, failure)
@@ -65,8 +68,10 @@ class AdapterCalls:
         if slot_id is None:
             self._residency.prefetch(call.digest)
             return None
-        self._residency.keep(call.digest, is_kept=call.pin)
-        return Reply(call.call_id, {"digest": call.digest, "slot": slot_id, "pinned": call.pin})
+        if call.pin is not None:
+            self._residency.keep(call.digest, is_kept=call.pin)
+        is_pinned = self._residency.slots.slots[slot_id].keep
+        return Reply(call.call_id, {"digest": call.digest, "slot": slot_id, "pinned": is_pinned})
 
     def _try_drop(self, call: DropAdapter) -> Reply | None:
         if self._residency.is_draining(call.digest):

@@ -25,6 +25,7 @@ from loraplex_engine.wire import messages as wire
 if TYPE_CHECKING:
     from loraplex_engine.engine import Engine
     from loraplex_engine.loop.hooks import Hooks
+    from loraplex_engine.loop.parity import ParityCalls
 
 _log = logging.getLogger(__name__)
 _MAX_IDLE_MS = 200
@@ -64,7 +65,7 @@ def run_core(launch: CoreLaunch) -> int:
         preparation = prepare(launch.config)
         # takes a second
         send(wire.CoreProgress("importing PyTorch"))
-        from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process
+        from loraplex_engine.loop.assembly import build_engine, build_hooks, build_loader_process, build_parity
 
         engine = build_engine(
             launch.config,
@@ -77,7 +78,9 @@ def run_core(launch: CoreLaunch) -> int:
         outbox.close(linger=2000)
         return 3
     send(engine.facts)
-    CoreLoop(engine, inbox, send, launch.config.adapter_load_timeout_s, build_hooks(launch.config, engine)).run()
+    parity = build_parity(launch.config, engine, launch.engine_key)
+    hooks = build_hooks(launch.config, engine)
+    CoreLoop(engine, inbox, send, launch.config.adapter_load_timeout_s, hooks, parity).run()
     return 0
 
 
@@ -91,9 +94,11 @@ class CoreLoop:
         send: Callable[[wire.ToFront], None],
         call_timeout_s: float,
         hooks: Hooks | None = None,
+        parity: ParityCalls | None = None,
     ) -> None:
         self._engine = engine
         self._hooks = hooks
+        self._parity = parity
         self._inbox = inbox
         self._send = send
         self._calls = AdapterCalls(engine.residency, call_timeout_s, time.monotonic)
@@ -116,9 +121,13 @@ class CoreLoop:
         events = self._engine.step()
         if self._hooks is not None:
             events += self._hooks.kill_doomed()
+        replies = self._calls.settle()
+        if self._parity is not None:
+            events = self._parity.take(events)
+            replies += self._parity.settle()
         if events:
             self._send(wire.TokenEvents(events))
-        for reply in self._calls.settle():
+        for reply in replies:
             self._send(reply)
         if self._drain_calls and not self._engine.has_requests:
             for call_id in self._drain_calls:
@@ -134,8 +143,11 @@ class CoreLoop:
             self._beat_at = time.monotonic()
 
     def _leave_room_for_loads(self, step_s: float) -> None:
-        """Rest a little after a step while a load gets nowhere: at SCHED_IDLE it has only what the steps leave over."""
-        if self._engine.has_running and self._engine.residency.oldest_load_s > _LOAD_PATIENCE_S:
+        """Rest a little after a step for a load that gets nowhere, or a reference: both have what is left over."""
+        is_waited_for = self._engine.residency.oldest_load_s > _LOAD_PATIENCE_S or (
+            self._parity is not None and self._parity.is_computing
+        )
+        if self._engine.has_running and is_waited_for:
             time.sleep(min(_MAX_REST_S, _REST_SHARE * step_s))
 
     def _check_when_idle(self) -> None:
@@ -150,7 +162,8 @@ class CoreLoop:
             return 0
         if self._engine.scheduler.guided.num_late:
             return _LATE_MS
-        return _WAITING_MS if self._engine.has_requests or self._calls.is_pending else _MAX_IDLE_MS
+        is_pending = self._calls.is_pending or (self._parity is not None and self._parity.is_pending)
+        return _WAITING_MS if self._engine.has_requests or is_pending else _MAX_IDLE_MS
 
     def _hear(self, patience_ms: int) -> None:
         was_idle = not self._engine.has_requests
@@ -175,6 +188,12 @@ class CoreLoop:
                 return self._engine.abort(message.request_id, message.reason)
             case wire.LoadAdapter() | wire.DropAdapter():
                 self._calls.add(message)
+            case wire.MeasureParity():
+                assert self._parity is not None
+                self._parity.add(message)
+            case wire.CancelParity():
+                if self._parity is not None:
+                    self._parity.cancel(message.call_id)
             case wire.Drain():
                 self._engine.scheduler.is_draining = True
                 self._drain_calls.append(message.call_id)
@@ -192,6 +211,7 @@ class CoreLoop:
             message.priority,
             deadline_at=time.monotonic() + message.deadline_s,
             cache_salt=message.cache_salt,
+            weight=message.weight,
         )
         try:
             self._engine.add(request)

@@ -11,7 +11,16 @@ from pathlib import Path
 from loraplex_engine.engine import Engine
 from loraplex_engine.errors import EngineError, InvalidRequestError, StepFailedError
 from loraplex_engine.lora.disk import AdapterDisk
-from loraplex_engine.wire.messages import BindFolder, ErrorInfo, HookCall, KillRequest, PoisonFree, Reply, TokenEvent
+from loraplex_engine.wire.messages import (
+    BindFolder,
+    ErrorInfo,
+    HookCall,
+    KillRequest,
+    PoisonFree,
+    Reply,
+    SpoilSlot,
+    TokenEvent,
+)
 
 TOLERATED = ("non_finite",)
 """Checks that an adapter may fail here: those of values. What has no shape or no room cannot be bound by anyone."""
@@ -62,6 +71,10 @@ class Hooks:
             case KillRequest(request_id=request_id, after_tokens=after_tokens):
                 self._doom(request_id, after_tokens)
                 return {"id": request_id, "after_tokens": after_tokens}
+            case SpoilSlot(digest=digest):
+                if not self._engine.residency.spoil(digest):
+                    raise InvalidRequestError("`digest` must be that of an adapter in host memory.")
+                return {"digest": digest}
 
     def _bind(self, path: str) -> str:
         folder = Path(path)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import faulthandler
-import logging
+import os
 import signal
 import sys
 
 import msgspec
 
-from loraplex_engine.config import LOG_FORMAT, CoreLaunch
+from loraplex_engine.config import CoreLaunch
+from loraplex_registry.wire.log import configure_log
 
 
 def main() -> int:
     """Read the launch document, run the core until it drains or its front dies; returns the exit code."""
     # what is no progress and no answer goes past the front
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=LOG_FORMAT)
+    configure_log("warning", os.environ.get("LORAPLEX_LOG_FORMAT"))
     # a core that is ended because it is stuck says first where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     launch = msgspec.json.decode(sys.stdin.buffer.read(), type=CoreLaunch)

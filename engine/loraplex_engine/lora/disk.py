@@ -130,7 +130,9 @@ class AdapterDisk:
     def _judge(self, which: str, folder: Path) -> AdapterPlan:
         # the registry has judged the base's name, perhaps overruled by an admin; the digest binds its fingerprint
         files = {name: folder / name for name in _FILES if (folder / name).exists()}
-        report, plan = check_adapter(files, self._base, forced_base=True, tolerated=self._tolerated)
+        report, plan = check_adapter(
+            files, self._base, forced_base=True, tolerated=self._tolerated, renders_template=False
+        )
         if plan is None:
             reasons = "; ".join(check.message for check in report.checks if check.verdict == "fail")
             raise DigestMismatchError(f"The adapter {which} does not fit this base: {reasons}")

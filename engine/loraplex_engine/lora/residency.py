@@ -14,12 +14,14 @@ from typing import Protocol
 
 from loraplex_engine.errors import RequestError
 from loraplex_engine.lora.health import AdapterHealth
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, PackedAdapter
+from loraplex_engine.lora.packed import ALIGNMENT, LoadDone, LoadFailed, PackedAdapter
 from loraplex_engine.slots.table import SlotState, SlotTable
 
 _DROP_MEMORY_S = 60.0
 """A request that was on its way when its digest was dropped is served, but the digest does not stay for it."""
 _SMOOTHING = 0.2
+MAX_ON_THE_WAY = 6
+"""Loads for waiting requests: the four that the loader works on, and enough that it need not wait for the next step."""
 _log = logging.getLogger(__name__)
 
 
@@ -164,10 +166,11 @@ class Residency:
         return self._bind(digest, protected) if digest in self._host else None
 
     def want(self, digests: Collection[str]) -> None:
-        """Load ahead for waiting requests, first come first served.
+        """Load ahead for waiting requests, in the order of the digests, which may be another one at the next step.
 
         Only as many as host memory can keep beside the slots' own are loaded, and those are not pushed out, so that
-        a long queue of adapters never makes loads undo each other.
+        a long queue of adapters never makes loads undo each other. Only a few are on their way at once: the loader
+        keeps to the order in which it got them, and whoever comes first by then would wait behind all of them.
         """
         if not digests:
             self._wanted = ()
@@ -176,6 +179,8 @@ class Residency:
         num_held = sum(slot.digest is not None for slot in self.slots.slots)
         self._wanted = tuple(absent[: max(1, self._max_host - num_held)])
         for digest in self._wanted:
+            if len(self._loading) >= MAX_ON_THE_WAY:
+                break
             self.prefetch(digest)
 
     def prefetch(self, digest: str) -> None:
@@ -195,9 +200,13 @@ class Residency:
         if slot_id is not None and self.slots.slots[slot_id].state is SlotState.READY:
             self.slots.slots[slot_id].keep = is_kept
 
-    def welcome(self, digest: str) -> None:
-        """Forget that the digest was dropped, failed to load or was quarantined: somebody asks for it by name."""
-        self.health.forgive(digest)
+    def welcome(self, digest: str, *, forgives: bool = True) -> None:
+        """Forget that the digest was dropped, failed to load or was quarantined: somebody asks for it by name.
+
+        Without `forgives` only that it was dropped: whoever asks again and again would hide what is wrong with it.
+        """
+        if forgives:
+            self.health.forgive(digest)
         self._dropped_until.pop(digest, None)
         self._leaving.discard(digest)
         slot_id = self.slots.find(digest)
@@ -220,6 +229,16 @@ class Residency:
     def find_failure(self, digest: str) -> RequestError | None:
         """Why the digest is not loaded or served at the moment, or None when it may be."""
         return self.health.find_refusal(digest)
+
+    def spoil(self, digest: str) -> bool:
+        """Put other finite numbers where the adapter's lie, in its slot too, for tests; False if it is not here."""
+        adapter = self._host.get(digest)
+        if adapter is None:
+            return False
+        # by a line of the packed form: each matrix keeps its size, and none its place
+        content = adapter.buffer[:]
+        adapter.buffer[:] = content[ALIGNMENT:] + content[:ALIGNMENT]
+        return True
 
     def poll(self) -> list[str]:
         """Take in finished loads; returns the digests that failed, also on their way to a slot; tell their requests."""

@@ -1,12 +1,13 @@
 """Which waiting requests can start now. `Admission` looks and decides; the scheduler moves the requests.
 
 A request that waits for its adapter or for a prefix in flight is passed over, never in the way. The first one that
-lacks blocks holds back all behind it: smaller ones that slip past would keep it waiting for ever.
+lacks blocks holds back all behind it: smaller ones that slip past would keep it waiting for ever. Where seats or blocks
+are taken, a tenant above its share may have to make way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.errors import InvocationMissingError, RequestError
@@ -26,6 +27,8 @@ class Admission:
 
     Args:
         refuse: ends a waiting request that can never start.
+        make_way: takes the place of a running request for a waiting one that could start, or needs so many blocks;
+            False if nobody has to yield.
         share: how tenants share the engine.
     """
 
@@ -37,15 +40,17 @@ class Admission:
         limits: Limits,
         clock: Callable[[], float],
         refuse: Callable[[Request, RequestError], None],
+        make_way: Callable[[Request, int], bool],
         share: FairShare,
     ) -> None:
-        self.turns = Turns(residency, clock)
+        self.turns = Turns(residency, clock, share)
         self._pool = pool
         self._residency = residency
         self._prefixes = prefixes
         self._limits = limits
         self._clock = clock
         self._refuse = refuse
+        self._make_way = make_way
         self._share = share
         self._watermark = int(pool.num_blocks * _WATERMARK)
 
@@ -56,20 +61,25 @@ class Admission:
         self.turns.plan(line)
         return line
 
-    def find_startable(self, line: Sequence[Request], running: Collection[Request]) -> Iterator[tuple[Request, Prefix]]:
+    def find_startable(self, line: Iterable[Request], running: Collection[Request]) -> Iterator[tuple[Request, Prefix]]:
         """Requests of a line that can start beside those that run, with the prefix that each can start from.
 
         NOTE: lazy, and looks at the pool anew for each: let one start before the next is asked for.
         """
         for request in line:
-            if len(running) >= self._limits.max_num_seqs:
-                return
+            is_full = len(running) >= self._limits.max_num_seqs
+            if is_full and self._share.find_yielding(request, running, self._limits.max_num_seqs) is None:
+                continue
             if request.is_lone or not self._has_adapter(request):
                 continue
             prefix = self._prefixes.try_find(request)
-            if prefix is None:
+            if prefix is None or (is_full and not self._make_way(request, 0)):
                 continue
             fitting = self._fit(request, prefix, running)
+            while fitting is None and self._make_way(request, self._pool.blocks_for(request.num_tokens)):
+                # what was found may lie in blocks that are free now
+                prefix = self._prefixes.try_find(request) or Prefix()
+                fitting = self._fit(request, prefix, running)
             if fitting is None:
                 return
             yield request, fitting
@@ -92,8 +102,13 @@ class Admission:
         """Whether the request's adapter is in a slot, and where in the prompt it begins to act."""
         if request.digest is None:
             return True
-        now = self._clock()
-        if not self.turns.try_start(request):
+        now, num_binds = self._clock(), self._residency.num_binds
+        is_ready = self.turns.try_start(request)
+        if self._residency.num_binds > num_binds:
+            num_bytes = self._residency.facts(request.digest).num_bytes
+            request.load_bytes += num_bytes
+            self._share.note_load(request, num_bytes)
+        if not is_ready:
             request.load_wait_at = now if request.load_wait_at is None else request.load_wait_at
             return False
         if request.load_wait_at is not None:

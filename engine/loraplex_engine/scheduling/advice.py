@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 _LOOK_EVERY_S = 1.0
@@ -19,6 +19,7 @@ _LONG_WAIT_S = 1.0
 _FULL_RATIO, _ROOMY_RATIO = 0.9, 0.7
 _MIN_STEPS, _FULL_STEPS_RATIO = 20, 0.5
 _SLOWNESS, _OTHER_CORES = 1.5, 0.5
+_RARE = 10
 _log = logging.getLogger(__name__)
 
 
@@ -114,6 +115,16 @@ def advise(before: EngineLoad, now: EngineLoad, seconds: float) -> Iterator[tupl
         text = find(before, now, seconds)
         if text is not None:
             yield kind, text
+
+
+def find_onset(running_to_preemptions: Mapping[int, int]) -> int | None:
+    """With how many running requests preemptions begin: nine of ten happened with as many or more; None: none did."""
+    left = sum(running_to_preemptions.values()) // _RARE
+    for num_running, count in sorted(running_to_preemptions.items()):
+        left -= count
+        if left < 0:
+            return num_running
+    return None
 
 
 def _find_lack_of_blocks(before: EngineLoad, now: EngineLoad, seconds: float) -> str | None:

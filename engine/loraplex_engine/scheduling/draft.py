@@ -16,6 +16,7 @@ class StepDraft:
     def __init__(self, max_tokens: int, budget: StepBudget) -> None:
         self.num_left = max_tokens
         self.is_short = False
+        """Running requests lack blocks: none starts beside them."""
         self.block_copies: list[tuple[int, int]] = []
         self._request_to_row: dict[Request, PlannedRow] = {}
         self._budget = budget
@@ -29,9 +30,8 @@ class StepDraft:
         self.num_left -= num_tokens
 
     def give_up(self, request: Request) -> None:
-        """Take out a request that lost its blocks to another; the time for it is not given to others."""
+        """Take out a request that gives what it has to another; the time for it is not given to others."""
         self._request_to_row.pop(request, None)
-        self.is_short = True
 
     def open_to_prompts(self, prompts: Sequence[tuple[int, int]]) -> None:
         """From now on only prompts are added, out of these: (first uncomputed position, tokens to compute) of each."""

@@ -7,16 +7,11 @@ costs its own request time, and no other.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
-from loraplex_engine.core.guide import Guide, GuideState
+from loraplex_engine.core.guide import GuideState
 from loraplex_engine.core.request import Request
 from loraplex_engine.errors import RequestError
-
-_HEAD_START_S = 0.0005
-"""How long the model waits for the masks of all rows together: most are there by then, and do not have to share the
-cores with it. A thread that they take from the model in the middle of a step costs several times as long."""
 
 
 class Guided:
@@ -25,7 +20,6 @@ class Guided:
     def __init__(self) -> None:
         self._requests: dict[Request, None] = {}
         self._late: set[Request] = set()
-        self._asked: list[Guide] = []
 
     @property
     def num_late(self) -> int:
@@ -42,16 +36,6 @@ class Guided:
         """A request has got its next token and will want another."""
         if request.guide is not None:
             request.guide.advance(request.output_ids[-1])
-            self._asked.append(request.guide)
-
-    def give_head_start(self) -> None:
-        """Let guides that have just been told of a token work for a moment before the model does."""
-        if not self._asked:
-            return
-        until = time.monotonic() + _HEAD_START_S
-        for guide in self._asked:
-            guide.wait(max(0.0, until - time.monotonic()))
-        self._asked.clear()
 
     def note_late(self, request: Request) -> None:
         """A request got no token, since its guide was not done."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from loraplex_engine.core.request import Request
 from loraplex_engine.kv.pool import BlockPool
+from loraplex_engine.kv.prefix_history import PrefixHistory
 from loraplex_engine.kv.prefix_index import BlockContent, chain_hash, enter_adapter, prefix_seed
 
 _MAX_WAIT_S = 5.0
@@ -46,8 +47,10 @@ class Prefixes:
     def __init__(self, pool: BlockPool, clock: Callable[[], float], *, is_enabled: bool) -> None:
         self._pool = pool
         self._clock = clock
-        self._is_enabled = is_enabled
+        self.is_enabled = is_enabled
         self._min_tail = max(1, int(pool.block_size * _MIN_TAIL_SHARE))
+        self.history = PrefixHistory(pool.block_size)
+        """What could be shared, also where nothing is."""
         self._chain_to_owner: dict[bytes, Request] = {}
         self.num_queries = 0
         self.num_hits = 0
@@ -99,6 +102,7 @@ class Prefixes:
         Returns:
             Blocks (from, to) to copy before the next step, of which the first is held until it has been copied.
         """
+        self._note_prompt(request)
         if not self._shares(request):
             return None
         self._pool.share(prefix.block_ids)
@@ -134,6 +138,13 @@ class Prefixes:
             self.publish(request)
             self._publish_block(request, request.num_finite // self._pool.block_size, None)
 
+    def note_answer(self, request: Request) -> None:
+        """Remember what a request that has ended well leaves behind for prompts that go on from its answer."""
+        num_blocks = (request.num_tokens - 1) // self._pool.block_size
+        if num_blocks > (len(request.prompt_ids) - 1) // self._pool.block_size and _counts(request):
+            self._extend_chain(request, num_blocks)
+            self.history.note_answer(request.tenant_id, request.block_hashes[:num_blocks])
+
     def leave(self, request: Request) -> None:
         """The request computes no more; whoever waited for it need not."""
         for chain in request.block_hashes[request.num_published :]:
@@ -143,11 +154,21 @@ class Prefixes:
 
     def check_integrity(self, running: Iterable[Request]) -> None:
         """Assert that only running requests are waited for, and only for what they have not given yet."""
+        self.history.check_integrity()
         promised = {r: set(r.block_hashes[r.num_published :]) for r in running}
         assert all(chain in promised[owner] for chain, owner in self._chain_to_owner.items())
 
+    def _note_prompt(self, request: Request) -> None:
+        """Count a prompt when it starts for the first time."""
+        if request.preemptions or request.is_scoring or not _counts(request):
+            return
+        num_tokens = len(request.prompt_ids)
+        num_blocks = (num_tokens - 1) // self._pool.block_size
+        self._extend_chain(request, num_blocks)
+        self.history.note_prompt(request.tenant_id, request.block_hashes[:num_blocks], num_tokens)
+
     def _shares(self, request: Request) -> bool:
-        return self._is_enabled and not (request.is_lone or request.wants_logits)
+        return self.is_enabled and _counts(request)
 
     def _begin_to_wait(self, request: Request, index: int) -> bool:
         """Wait for a block if somebody computes it; False if nobody does, or the request has waited long enough."""
@@ -185,6 +206,11 @@ class Prefixes:
         for index in range(len(request.block_hashes), num_blocks):
             token_ids = request.token_ids(index * size, (index + 1) * size)
             request.block_hashes.append(chain_hash(self._parent(request, index), token_ids))
+
+
+def _counts(request: Request) -> bool:
+    """Whether it is a tenant's request, not one by which the engine looks into an adapter."""
+    return not (request.is_lone or request.wants_logits)
 
 
 def _reach(request: Request) -> int:

@@ -1,16 +1,17 @@
 """Plans every step anew. `Scheduler` is the only writer of requests and of the block pool; it never sees a tensor.
 
 There is no prefill or decode phase: each request catches up its computed tokens with its tokens. `schedule` gives every
-running request that lacks one token that token, then what is left of the step's time and tokens to prompts, those of
-running requests before those of waiting ones. `update` takes in what came of it. Who may start is told by `Admission`,
-what a request need not compute by `Prefixes`, how much fits into a step by `StepBudget`, who must yield by `policy`.
+running request that lacks one token that token, then what is left of the step to prompts, by their tenants' turns, and
+of one tenant those of running requests first. `update` takes in what came of it. Who may start is told by `Admission`,
+what a request need not compute by `Prefixes`, how much fits into a step by `StepBudget`, who goes first and who must
+yield by `policy` and its `FairShare`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from loraplex_engine.core.request import NO_SLOT, Request
 from loraplex_engine.core.step import PlannedRow, StepPlan, StepResult
@@ -30,7 +31,7 @@ from loraplex_engine.scheduling.draft import StepDraft
 from loraplex_engine.scheduling.endings import find_ending, find_expiry
 from loraplex_engine.scheduling.guided import Guided
 from loraplex_engine.scheduling.limits import Limits
-from loraplex_engine.scheduling.policy import AgeOnly, FairShare, WaitingLine, choose_victim
+from loraplex_engine.scheduling.policy import AgeOnly, FairShare, Standing, WaitingLine, choose_victim
 from loraplex_engine.scheduling.prefixes import Prefix, Prefixes
 from loraplex_engine.wire.messages import NO_SCORES, ErrorInfo, PromptScores, TokenEvent, TokenLogprobs, join_scores
 
@@ -53,6 +54,13 @@ class Scheduler:
         self.prefixes = Prefixes(pool, clock, is_enabled=limits.enable_prefix_caching)
         self.guided = Guided()
         self.num_preemptions = 0
+        """Of requests that lost their blocks to running ones."""
+        self.running_to_preemptions: Counter[int] = Counter()
+        """How many requests ran when one of them lost its blocks, and how often."""
+        self.num_yields = 0
+        """Of requests that gave their seat or blocks to a waiting one of a tenant below its share."""
+        self.num_sampled = 0
+        """Tokens of all requests so far, also those that nobody is charged for."""
         self.is_draining = False
         self._pool = pool
         self._residency = residency
@@ -60,19 +68,28 @@ class Scheduler:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
         self._budget = budget or StepBudget()
-        self._admission = Admission(pool, residency, self.prefixes, limits, clock, self._refuse, share or AgeOnly())
+        self._share = share or AgeOnly()
+        self._admission = Admission(
+            pool, residency, self.prefixes, limits, clock, self._refuse, self._make_way, self._share
+        )
         self.turns = self._admission.turns
         self._id_to_request: dict[str, Request] = {}
         self._arrivals = itertools.count()
         self._refusals: list[TokenEvent] = []
         self._token_gaps: list[float] = []
         self._draft = StepDraft(0, self._budget)
+        self._settled: tuple[Request, ...] = ()
         self._planned_at = 0.0
 
     @property
     def max_step_tokens(self) -> int:
         """Most tokens that one step computes."""
         return self._limits.max_num_batched_tokens
+
+    @property
+    def max_running(self) -> int:
+        """Most requests that run at once."""
+        return self._limits.max_num_seqs
 
     @property
     def num_prefix_queries(self) -> int:
@@ -90,7 +107,7 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            QueueFullError: Too many requests wait already.
+            QueueFullError: Too many requests wait already, and the tenant has its share of them.
             TooLargeForCacheError: It could never fit into the KV pool.
             DrainingError: The engine takes no new requests.
             LoadFailedError, DigestMismatchError: Its adapter lately failed to load.
@@ -104,7 +121,8 @@ class Scheduler:
         failure = self._residency.find_failure(request.digest) if request.digest else None
         if failure is not None:
             raise failure
-        if len(self.waiting) >= self._limits.max_waiting:
+        max_waiting = self._limits.max_waiting
+        if len(self.waiting) >= max_waiting and not self._share.may_queue(request, self.waiting, max_waiting):
             raise QueueFullError("The engine's queue is full; try again later.")
         max_len = max(len(request.prompt_ids) + 1, self._limits.max_model_len)
         if self._pool.blocks_for(min(request.max_num_tokens, max_len)) > self._pool.num_blocks:
@@ -115,7 +133,7 @@ class Scheduler:
         self._id_to_request[request.request_id] = request
         if request.digest is not None:
             self._residency.hold(request.digest)
-            self.turns.note_wanted(request.digest)
+            self.turns.note_wanted(request)
         self.waiting.add(request)
 
     def abort(self, request_id: str, reason: str) -> TokenEvent | None:
@@ -155,12 +173,12 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Choose the tokens of the next step; an empty plan when nothing can run now."""
         draft = self._draft = StepDraft(self._limits.max_num_batched_tokens, self._budget)
+        self._settled = tuple(self.running)
         line = self._admission.line_up(self.waiting)
         if not self._start_lone(line, draft):
             self._continue_decoding(draft)
             draft.open_to_prompts(self._find_prompts(line))
-            self._continue_prompts(draft)
-            self._start_waiting(line, draft)
+            self._compute_prompts(line, draft)
         refusals, self._refusals = self._refusals, []
         self._planned_at = self._clock()
         return draft.to_plan(refusals)
@@ -174,6 +192,11 @@ class Scheduler:
         events = [self._take_in(row, result, now) for row in plan.rows]
         return [event for event in events if event is not None]
 
+    def describe_shares(self) -> list[Standing]:
+        """How tenants stand that have requests here, those furthest ahead first."""
+        standings = self._share.describe(self.waiting, self.running)
+        return sorted(standings, key=lambda standing: -standing.lead)
+
     def take_token_gaps(self) -> list[float]:
         """Seconds between tokens of a request, for all tokens since the last call."""
         gaps, self._token_gaps = self._token_gaps, []
@@ -185,6 +208,7 @@ class Scheduler:
         self._residency.check_integrity()
         self.prefixes.check_integrity(self.running)
         self.guided.check_integrity(set(self._id_to_request.values()))
+        self._share.check_integrity()
         assert len(self.waiting) + len(self.running) == len(self._id_to_request)
         assert {*self.waiting, *self.running} == set(self._id_to_request.values())
         assert not any(r.block_ids or r.slot != NO_SLOT for r in self.waiting)
@@ -218,11 +242,28 @@ class Scheduler:
         ready = [r for r in line[:num_seats] if r.load_wait_at is None and not self.prefixes.is_awaiting(r)]
         return [(r.num_computed, r.num_uncomputed) for r in (*self.running, *ready) if r.num_uncomputed > 1]
 
-    def _continue_prompts(self, draft: StepDraft) -> None:
-        """Requests that lack more get what fits, those that started first in front."""
-        for request in list(self.running):
-            if request.num_uncomputed > 1 and request in self.running:
-                num_tokens = draft.allow(request.num_computed, request.num_uncomputed)
+    def _compute_prompts(self, line: list[Request], draft: StepDraft) -> None:
+        """Requests that lack more, and waiting ones that can start, get what fits, by the turns of their tenants."""
+        turns = self._continue_prompts(line, draft)
+        for request, prefix in self._admission.find_startable(turns, self.running):
+            start = self.prefixes.num_tokens(prefix)
+            num_tokens = draft.allow(start, min(request.num_tokens - start, request.max_chunk))
+            if num_tokens == 0:
+                break
+            self._start(request, prefix, num_tokens, draft)
+        # nobody starts any more, but running requests have their turns
+        for _ in turns:
+            pass
+
+    def _continue_prompts(self, line: list[Request], draft: StepDraft) -> Iterator[Request]:
+        """Compute prompts of running requests between waiting ones; none may start while running ones lack blocks."""
+        prompts = {request: None for request in self.running if request.num_uncomputed > 1}
+        for request in self._share.merge(list(prompts), line):
+            if request not in prompts:
+                if draft.num_left and not draft.is_short:
+                    yield request
+            elif request in self.running:
+                num_tokens = draft.allow(request.num_computed, min(request.num_uncomputed, request.max_chunk))
                 if num_tokens and self._make_room(request, num_tokens, draft):
                     draft.add(request, num_tokens)
 
@@ -236,8 +277,25 @@ class Scheduler:
             if block_ids is not None:
                 request.block_ids += block_ids
                 return True
+            draft.is_short = True
+            self.num_preemptions += 1
+            self.running_to_preemptions[len(self.running)] += 1
             self._preempt(choose_victim(self.running, request), draft)
         return False
+
+    def _make_way(self, request: Request, num_blocks: int) -> bool:
+        """Let a running request yield its seat to a waiting one, or its blocks where that needs so many."""
+        settled = [other for other in self._settled if other in self.running]
+        if num_blocks:
+            victim = self._share.find_holder(request, settled, num_blocks, self._pool.num_blocks)
+        else:
+            victim = self._share.find_yielding(request, settled, self._limits.max_num_seqs)
+        if victim is None:
+            return False
+        self._preempt(victim, self._draft)
+        self._share.note_yield(victim)
+        self.num_yields += 1
+        return True
 
     def _preempt(self, request: Request, draft: StepDraft) -> None:
         """Take back everything from a running request and let it start over."""
@@ -247,8 +305,8 @@ class Scheduler:
         self.prefixes.publish_tail(request)
         self._release(request)
         request.num_computed = 0
+        request.turn_at = self._clock()
         request.preemptions += 1
-        self.num_preemptions += 1
         self.waiting.add(request)
 
     # waiting requests
@@ -261,17 +319,6 @@ class Scheduler:
         self._start(request, Prefix(), request.num_tokens, draft)
         return True
 
-    def _start_waiting(self, line: list[Request], draft: StepDraft) -> None:
-        """Requests that can start get what is left; none does while running ones lack blocks."""
-        if draft.is_short or not draft.num_left:
-            return
-        for request, prefix in self._admission.find_startable(line, self.running):
-            start = self.prefixes.num_tokens(prefix)
-            num_tokens = draft.allow(start, request.num_tokens - start)
-            if num_tokens == 0:
-                return
-            self._start(request, prefix, num_tokens, draft)
-
     def _start(self, request: Request, prefix: Prefix, num_tokens: int, draft: StepDraft) -> None:
         self.waiting.remove(request)
         self.running[request] = None
@@ -280,8 +327,10 @@ class Scheduler:
             slot = self._residency.try_pin(request.digest)
             assert slot is not None
             request.slot = slot
+        self._share.note_start(request, self.prefixes.num_tokens(prefix))
+        request.turn_at = self._clock()
         if request.started_at is None:
-            request.started_at = self._clock()
+            request.started_at = request.turn_at
         copy = self.prefixes.take(request, prefix)
         if copy is not None:
             draft.block_copies.append(copy)
@@ -299,6 +348,7 @@ class Scheduler:
         request_id = request.request_id
         is_late = request_id in result.late
         request.num_computed = row.stop - is_late
+        self._share.note_computed(request, row.stop)
         if request_id in result.invalid:
             return self._fail(request, OutputInvalidError() if request.digest is not None else StepFailedError())
         if row.scored:
@@ -325,6 +375,8 @@ class Scheduler:
         request.last_token_at = now
         token_id = result.sampled[request.request_id]
         request.output_ids.append(token_id)
+        self.num_sampled += 1
+        self._share.note_sampled(request)
         reason, is_hidden = find_ending(request, token_id, self._eos_token_ids, self._limits.max_model_len)
         token_ids = [] if is_hidden else [token_id]
         logprobs = result.logprobs.get(request.request_id) if result.logprobs else None
@@ -341,6 +393,7 @@ class Scheduler:
     ) -> TokenEvent:
         if request in self.running:
             self.prefixes.publish_tail(request)
+            self.prefixes.note_answer(request)
         self._remove(request)
         stats = request.stats(self._clock())
         return TokenEvent(

@@ -20,9 +20,14 @@ from loraplex_engine.server.http_error import error_body, error_headers, status_
 from loraplex_engine.server.metric import FrontMetrics
 from loraplex_engine.wire import done as private
 from loraplex_engine.wire.done import RequestDone
+from loraplex_registry.wire.log import note
 
 # a stream that has tokens but no text yet says so this often
 _QUIET_S = 5.0
+_NOTED = (
+    *("digest", "finish", "prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("queue_s", "load_s", "prefill_s", "decode_s", "preemptions"),
+)
 _STREAM_HEADERS = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-store"))
 
 
@@ -81,9 +86,14 @@ class GenerationAnswer:
             data = b"".join(map(self._render, updates)) or self._build_sign_of_life()
             if data:
                 await self._write(send, data)
-        done = await self._generation.settle()
+        done = await self._settle()
         usage = self._renderer.usage(done) if self._options.includes_usage else b""
         await self._write(send, usage + self._done_event(done) + _event(b"[DONE]"), is_last=True)
+
+    async def _settle(self) -> RequestDone:
+        done = await self._generation.settle()
+        note(**{name: getattr(done, name) for name in _NOTED})
+        return done
 
     async def _write_prompt(self, send: Send, index: int, prompt: PromptPart) -> None:
         """Send what a choice says of its prompt, piece by piece."""
@@ -122,7 +132,7 @@ class GenerationAnswer:
         async for updates in self._generation.updates():
             for update in updates:
                 answers.setdefault(update.index, []).append(update)
-        done = await self._generation.settle()
+        done = await self._settle()
         joined = [_join(answers[index]) for index in sorted(answers)]
         parts = [None if update.prompt is None else await self._render_part(update.prompt) for update in joined]
         body = self._renderer.whole(list(map(Answer, joined, parts)), done)
@@ -133,7 +143,7 @@ class GenerationAnswer:
         """Say what went wrong: as the whole answer, or as the last event of a stream."""
         if isinstance(error, ClientGoneError):
             self._metrics.aborts.inc()
-        done, body = await self._generation.settle(), error_body(error)
+        done, body = await self._settle(), error_body(error)
         if self._is_started:
             await self._write(send, self._done_event(done) + _event(body), is_last=True)
             return
@@ -143,7 +153,7 @@ class GenerationAnswer:
     async def _start(
         self, send: Send, status: int, headers: Sequence[tuple[str, str]], length: int | None = None
     ) -> None:
-        self._is_started = True
+        self._is_started = self._generation.is_answered = True
         spec = self._generation.spec
         every = [*headers, ("x-request-id", spec.request_id), (private.DIGEST, spec.digest or private.BASE_DIGEST)]
         if length is not None:

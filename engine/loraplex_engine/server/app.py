@@ -26,7 +26,8 @@ from loraplex_engine.server.guard import build_guard
 from loraplex_engine.server.hook import HOOK_ROUTES
 from loraplex_engine.server.http_error import handle_exception
 from loraplex_engine.server.preparation import prepare
-from loraplex_engine.wire.done import BASE_DIGEST, DIGEST, RequestStatus
+from loraplex_engine.server.request_log import KEPT_S
+from loraplex_engine.wire.done import BASE_DIGEST, DIGEST, RequestStatus, UsageReport
 from loraplex_engine.wire.messages import DropAdapter, GetMetrics, GetState, LoadAdapter
 from loraplex_engine.wire.openai import ModelCard, ModelList, TokenizeResponse
 from loraplex_registry.wire.digest import check_digest
@@ -84,7 +85,9 @@ async def load_adapter(
         options = msgspec.convert(given, LoadOptions)
     except msgspec.ValidationError as error:
         raise refuse(error, given, LoadOptions) from error
-    body = await front.core.call(LoadAdapter, LOAD_TIMEOUT_S, digest=_check(digest), pin=options.pin)
+    body = await front.core.call(
+        LoadAdapter, LOAD_TIMEOUT_S, digest=_check(digest), pin=options.pin, forgive=options.forgive
+    )
     return {"digest": digest, "pin": options.pin, **(body if isinstance(body, dict) else {})}
 
 
@@ -92,6 +95,16 @@ async def load_adapter(
 async def drop_adapter(digest: FromPath[str], front: NamedDependency[Front]) -> None:
     """Drain an adapter's requests and free its slot."""
     await front.core.call(DropAdapter, LOAD_TIMEOUT_S, digest=_check(digest))
+
+
+@post("/internal/parity/{digest:str}", status_code=200)
+async def measure_parity(
+    request: Request[Any, Any, State], digest: FromPath[str], front: NamedDependency[Front]
+) -> dict[str, Any]:
+    """Compare an adapter in its slot with the base and its merged deltas in float32."""
+    caller = read_caller(request.headers, request.state.identity)
+    await request.body()
+    return await prepare(request, caller, front.measure_parity(_check(digest)))
 
 
 @get("/internal/state")
@@ -115,6 +128,12 @@ async def abort_request(request_id: FromPath[str], front: NamedDependency[Front]
 async def show_request(request_id: FromPath[str], front: NamedDependency[Front]) -> RequestStatus:
     """Show a running request's progress or a finished one's cost."""
     return _find(front, request_id)
+
+
+@get("/internal/usage")
+async def show_usage(request: Request[Any, Any, State], front: NamedDependency[Front]) -> UsageReport:
+    """Show what all requests of this process cost, and each of those that ended in the last `within_s` seconds."""
+    return front.log.report(_read_within(request.query_params.get("within_s", "0")))
 
 
 @post("/internal/drain")
@@ -149,9 +168,14 @@ async def show_metrics(front: NamedDependency[Front]) -> Response[bytes]:
 
 
 class LoadOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of PUT /internal/adapters/{digest}."""
+    """Body of PUT /internal/adapters/{digest}.
 
-    pin: bool = False
+    Without `pin` the adapter stays pinned or not, as it was. Failed loads and strikes are forgotten unless `forgive` is
+    False, for callers that ask again and again.
+    """
+
+    pin: bool | None = None
+    forgive: bool = True
 
 
 def _check(digest: str) -> str:
@@ -159,6 +183,16 @@ def _check(digest: str) -> str:
         return check_digest(digest)
     except ValueError as error:
         raise InvalidRequestError(f"{error}.", param="digest") from error
+
+
+def _read_within(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= KEPT_S:
+        raise InvalidRequestError(f"within_s must be a number of seconds from 0 to {KEPT_S:.0f}.", param="within_s")
+    return seconds
 
 
 def _find(front: Front, request_id: str) -> RequestStatus:
@@ -195,9 +229,11 @@ _OPENAI_ROUTES = (
 _INTERNAL_ROUTES = (
     load_adapter,
     drop_adapter,
+    measure_parity,
     show_state,
     abort_request,
     show_request,
+    show_usage,
     drain,
     show_readiness,
     show_metrics,

@@ -18,7 +18,6 @@ from loraplex_engine.errors import (
     InvalidRequestError,
     MediaTypeError,
     PayloadTooLargeError,
-    UnsupportedParameterError,
 )
 from loraplex_engine.wire import done as private
 from loraplex_engine.wire.strict_json import decode_object
@@ -31,9 +30,9 @@ DEFAULT_DEADLINE_S, MAX_DEADLINE_S = 600.0, 3600.0
 _LEAST_S = 0.001
 PLATFORM_TENANT = "platform"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,80}")
-# headers of the identity contract that are not built, with the values that change nothing
-_NEUTRAL_HEADERS = {"x-loraplex-weight": ("1", "1.0")}
 _PRIORITY = re.compile(r"-?[0-9]{1,9}")
+_WEIGHT = re.compile(r"[1-9][0-9]{0,3}")
+_MAX_WEIGHT = 1000
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -48,6 +47,8 @@ class Caller(msgspec.Struct, frozen=True):
     wants_done: bool
     cache_salt: str = ""
     """Beside the client's own."""
+    weight: int = 1
+    """The tenant's share of the engine over that of a tenant of weight 1."""
     began_at: float = msgspec.field(default_factory=time.monotonic)
 
     @property
@@ -94,11 +95,8 @@ def read_caller(headers: Mapping[str, str], identity: Identity) -> Caller:
     """Return the private headers' meaning; the guard has verified the token beside them.
 
     Raises:
-        InvalidRequestError: A header is malformed or not built; `param` is its name.
+        InvalidRequestError: A header is malformed; `param` is its name.
     """
-    for name, neutral in _NEUTRAL_HEADERS.items():
-        if name in headers and headers[name] not in neutral:
-            raise UnsupportedParameterError(f"The header {name} is not supported here; leave it out.", param=name)
     request_id = headers.get(private.REQUEST_ID) or new_public_id("req")
     if _REQUEST_ID.fullmatch(request_id) is None:
         raise InvalidRequestError(
@@ -112,6 +110,7 @@ def read_caller(headers: Mapping[str, str], identity: Identity) -> Caller:
         echo_model=headers.get(private.ECHO_MODEL),
         wants_done=headers.get(private.DONE) == "1",
         cache_salt=headers.get(private.CACHE_SALT, ""),
+        weight=_read_weight(headers),
     )
 
 
@@ -119,6 +118,15 @@ def _read_priority(headers: Mapping[str, str]) -> int:
     text = headers.get(private.PRIORITY, "0")
     if _PRIORITY.fullmatch(text) is None:
         raise InvalidRequestError(f"The header {private.PRIORITY} must be a whole number.", param=private.PRIORITY)
+    return int(text)
+
+
+def _read_weight(headers: Mapping[str, str]) -> int:
+    text = headers.get(private.WEIGHT, "1")
+    if _WEIGHT.fullmatch(text) is None or int(text) > _MAX_WEIGHT:
+        raise InvalidRequestError(
+            f"The header {private.WEIGHT} must be a whole number from 1 to {_MAX_WEIGHT}.", param=private.WEIGHT
+        )
     return int(text)
 
 

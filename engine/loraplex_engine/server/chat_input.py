@@ -15,10 +15,10 @@ import msgspec
 
 from loraplex_engine.errors import InvalidRequestError, UnsupportedParameterError
 from loraplex_engine.server.chat_template import Chat
-from loraplex_engine.server.template_facts import TemplateFacts
 from loraplex_engine.wire import openai
 from loraplex_registry.peft.errors import JsonError
 from loraplex_registry.peft.strict_json import parse_json
+from loraplex_registry.peft.template_facts import TemplateFacts
 
 _MAX_NAME_CHARS = 64
 _MANY_MESSAGES, _LONG_ARGUMENTS = 256, 1 << 14

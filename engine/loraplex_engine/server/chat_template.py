@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import marshal
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
 import msgspec
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from loraplex_engine.errors import InvalidRequestError
-from loraplex_engine.server.template_facts import TemplateFacts, find_facts
+from loraplex_registry.peft.template_environment import build_environment
+from loraplex_registry.peft.template_facts import TemplateFacts, find_facts
 
 _MAX_REASON_CHARS = 300
 _MAX_PROMPT_CHARS = 8 << 20
@@ -61,7 +55,7 @@ class ChatTemplate:
     """One compiled template with the names of the base's special tokens (`bos_token` and so on)."""
 
     def __init__(self, code: CodeType, special_tokens: Mapping[str, str]) -> None:
-        environment = _build_environment()
+        environment = build_environment()
         self._template = jinja2.Template.from_code(environment, code, environment.globals)
         self._special_tokens = dict(special_tokens)
 
@@ -113,7 +107,7 @@ def compile_template(source: str) -> CompiledTemplate:
     Raises:
         jinja2.TemplateError: It is not a template.
     """
-    environment = _build_environment()
+    environment = build_environment()
     return CompiledTemplate(find_facts(environment.parse(source)), environment.compile(source))
 
 
@@ -183,71 +177,3 @@ def _short_id(call_id: str) -> str:
     if len(call_id) == _CALL_ID_CHARS and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:_CALL_ID_CHARS]
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
-
-
-class _Dict:
-    """`dict` without attributes through which a template could reach the interpreter."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args, **kwargs)
-
-
-class _Namespace(Namespace):
-    """A namespace without underscored names; a template may write `namespace(self=...)`."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args
-        values = dict(*rest, **kwargs)
-        for name in values:
-            _check_attribute(name)
-        Namespace.__init__(self, values)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_attribute(name)
-        super().__setitem__(name, value)
-
-
-def _check_attribute(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace cannot have the attribute {name!r}")
-
-
-def _build_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise, strftime_now=_format_now, dict=_Dict(), namespace=_Namespace)
-    return environment
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _format_now(pattern: str) -> str:
-    return datetime.now().astimezone().strftime(pattern)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without jinja's HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

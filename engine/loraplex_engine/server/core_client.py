@@ -20,6 +20,7 @@ from loraplex_engine.wire.messages import (
     AbortRequest,
     AddRequest,
     Beat,
+    CancelParity,
     CoreFailed,
     CoreProgress,
     CoreReady,
@@ -30,6 +31,7 @@ from loraplex_engine.wire.messages import (
     GetState,
     HookCall,
     LoadAdapter,
+    MeasureParity,
     Reply,
     ToCore,
     ToFront,
@@ -42,7 +44,7 @@ _MOST_NAMED = 16
 _GONE = ErrorInfo(code=ReplicaFailedError.code, message=str(ReplicaFailedError()))
 
 Sink = Callable[[TokenEvent], None]
-Call = type[LoadAdapter | DropAdapter | GetState | GetMetrics | Drain | HookCall]
+Call = type[LoadAdapter | DropAdapter | GetState | GetMetrics | Drain | MeasureParity | HookCall]
 
 
 class _Open(NamedTuple):
@@ -116,8 +118,10 @@ class CoreClient:
         if request_id in self._id_to_open:
             self._post(AbortRequest(request_id=request_id, reason=reason))
 
-    async def call(self, kind: Call, timeout_s: float, **fields: Any) -> dict[str, Any] | bytes | None:
-        """Make one call and return the body of its reply.
+    async def call(
+        self, kind: Call, timeout_s: float, cancel: type[CancelParity] | None = None, **fields: Any
+    ) -> dict[str, Any] | bytes | None:
+        """Make one call and return the body of its reply; `cancel` is sent where nobody waits for that any more.
 
         Raises:
             NotReadyError: There is no core now.
@@ -138,6 +142,8 @@ class CoreClient:
             raise ReplicaFailedError("The engine's core did not answer in time; try again.") from error
         finally:
             del self._id_to_reply[call_id]
+            if cancel is not None and not (reply.done() and not reply.cancelled()):
+                self._post(cancel(call_id))
         if answer.error is not None:
             raise build_error(answer.error)
         self._note(message)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from loraplex_engine.errors import EngineError, ModelNotFoundError
+from loraplex_engine.parity.golden import GOLDEN_TEXTS, MAX_PROMPT_TOKENS
 from loraplex_engine.server.answer import AnswerOptions, GenerationAnswer
 from loraplex_engine.server.call import Caller
 from loraplex_engine.server.chunk import AnswerFacts, ChatRenderer, CompletionRenderer, Renderer
@@ -31,9 +32,12 @@ from loraplex_engine.server.spec import build_params, build_spec, check_generati
 from loraplex_engine.server.template_library import TemplateFiles, TemplateLibrary
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_engine.wire.done import RequestDone
-from loraplex_engine.wire.messages import CoreReady, Drain
+from loraplex_engine.wire.messages import CancelParity, CoreReady, Drain, MeasureParity
 from loraplex_engine.wire.openai import ModelCard, SamplingFields, TokenizeRequest, TokenizeResponse
 from loraplex_registry.wire.digest import check_digest
+
+PARITY_TIMEOUT_S = 305.0
+"""A little longer than a core takes at most."""
 
 
 class Front:
@@ -116,7 +120,7 @@ class Front:
         """Return the answer to a completion, not yet started. Raises CallError if it is refused."""
         facts, request = self.core.get_facts(), read_completion(body)
         digest = self._resolve(request.model, facts)
-        prompts = await self._prompts.read_prompts(request.prompt, facts.max_model_len)
+        prompts = await self._prompts.read_prompts(request.prompt, facts.max_model_len, tenant_id=caller.tenant_id)
         check_generations(len(prompts), request.n)
         max_tokens = self._fit(request, prompts, facts, default=DEFAULT_COMPLETION_TOKENS, param="prompt")
         options = PartOptions(echoed=request.logprobs if request.echo else None, listed=request.prompt_logprobs)
@@ -131,7 +135,10 @@ class Front:
         )
         parts = build_parts(prompts, options)
         if request.echo:
-            parts = await self._prompts.read_echoes(request.prompt, prompts, has_scores=options.most is not None)
+            has_scores = options.most is not None
+            parts = await self._prompts.read_echoes(
+                request.prompt, prompts, has_scores=has_scores, tenant_id=caller.tenant_id
+            )
         spec = msgspec.structs.replace(
             build_spec(request, caller, prompts, params, digest, param="prompt"),
             continues_prompt=True,
@@ -150,6 +157,23 @@ class Front:
         ids = await self._read_tokens(request, digest, caller, facts)
         return TokenizeResponse(len(ids), facts.max_model_len, ids), digest
 
+    async def measure_parity(self, digest: str) -> dict[str, Any]:
+        """Return a `ParityResult` of the adapter; a caller that gives up ends the measurement.
+
+        Raises:
+            EngineError: As `CoreClient.call`: it cannot be loaded, too many wait, or no reference could be computed.
+        """
+        facts = self.core.get_facts()
+        texts = [await self._prompts.read_text(text, facts.max_model_len) for text in GOLDEN_TEXTS]
+        body = await self.core.call(
+            MeasureParity,
+            PARITY_TIMEOUT_S,
+            CancelParity,
+            digest=digest,
+            texts=[ids[:MAX_PROMPT_TOKENS] for ids in texts],
+        )
+        return {**body, "weights_digest": facts.weights_digest} if isinstance(body, dict) else {}
+
     def models(self) -> list[ModelCard]:
         """Return what can be named here: the base. Adapters are named by digest and listed in the state."""
         name = self.core.get_facts().name
@@ -166,12 +190,18 @@ class Front:
             return await self._conversations.read_ids(request, digest, facts.max_model_len, tenant_id=caller.tenant_id)
         assert request.prompt is not None
         return await self._prompts.read_text(
-            request.prompt, facts.max_model_len, add_special_tokens=request.add_special_tokens
+            request.prompt,
+            facts.max_model_len,
+            add_special_tokens=request.add_special_tokens,
+            tenant_id=caller.tenant_id,
         )
 
     def _resolve(self, model: str, facts: CoreReady) -> str | None:
-        """Return the digest that `model` names, None for the base."""
-        if model == facts.name:
+        """Return the digest that `model` names, None for the base, which its own digest names too.
+
+        Whoever names it so is answered by these files or not at all.
+        """
+        if model == facts.name or (model == facts.digest and facts.digest):
             return None
         try:
             return check_digest(model)
@@ -221,7 +251,7 @@ class Front:
         return GenerationAnswer(generation, renderer, options, self.metrics)
 
     def _count(self, done: RequestDone) -> None:
-        self.metrics.requests.labels(finish=done.finish).inc()
+        self.metrics.count_generation(done)
 
 
 def _includes_usage(request: SamplingFields) -> bool:
@@ -236,5 +266,6 @@ def build_state(front: Front, core_state: dict[str, Any] | None) -> dict[str, An
         "is_ready": front.core.is_ready and not front.core.is_draining,
         "is_draining": front.core.is_draining,
         "open_requests": front.log.num_open,
+        "usage": msgspec.structs.asdict(front.log.totals),
         "model": None if facts is None else msgspec.structs.asdict(facts),
     }

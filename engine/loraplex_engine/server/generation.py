@@ -28,7 +28,7 @@ from loraplex_engine.server.echo import PromptPart
 from loraplex_engine.server.logprob import LogprobWriter
 from loraplex_engine.server.tool.delta import ToolReader
 from loraplex_engine.token_table import TokenTable
-from loraplex_engine.wire.done import BASE_DIGEST, RequestDone
+from loraplex_engine.wire.done import BASE_DIGEST, PASSING_CODES, RequestDone
 from loraplex_engine.wire.messages import AddRequest, ErrorInfo, SamplingParams, TokenEvent
 
 CLOSE_TIMEOUT_S = 5.0
@@ -72,6 +72,8 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float
     priority: int = 0
     """Lower goes first."""
+    weight: int = 1
+    """Of the tenant."""
     prompt_param: str = "prompt"
     """The field that an error about the prompt names."""
     continues_prompt: bool = False
@@ -102,12 +104,15 @@ class Generation:
         self.table = table
         self.error: EngineError | None = None
         self.max_pending_bytes: int | None = None
+        self.is_answered = False
+        """Whether the client has been told anything of it."""
         self.on_closed: Callable[[RequestDone], None] = lambda _: None
         self._core = core
         self._wake = asyncio.Event()
         self._closed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._is_ending = False
+        self._done: RequestDone | None = None
         # what the choices have that was not taken
         self._pending_bytes = 0
         self._choices = [
@@ -168,12 +173,22 @@ class Generation:
             self.fail(ClientGoneError(reason))
 
     def done(self) -> RequestDone:
-        """Return what the request has cost so far; final once closed."""
+        """Return what the request has cost so far; final once closed, whatever the core says later."""
+        return self._done or self._count()
+
+    @property
+    def num_discarded(self) -> int:
+        """Tokens that were sampled behind a stop string."""
+        stats = [(choice.stats, choice.num_tokens) for choice in self._choices]
+        return sum(max(0, item.completion_tokens - counted) for item, counted in stats if item is not None)
+
+    def _count(self) -> RequestDone:
         stats = [choice.stats for choice in self._choices if choice.stats is not None]
         finish = self._finish()
-        num_tokens = sum(choice.num_tokens for choice in self._choices)
-        was_prefilled = any(item.prefill_s for item in stats)
-        is_free = not num_tokens and (finish == "error" or (finish == "abort" and not was_prefilled))
+        # the client knows nothing of it, and another engine may answer: what was sampled until then is nobody's
+        is_passing = self.error is not None and self.error.code in PASSING_CODES and not self.is_answered
+        num_tokens = 0 if is_passing else sum(choice.num_tokens for choice in self._choices)
+        is_free = not num_tokens and finish in ("error", "abort")
         return RequestDone(
             request_id=self.spec.request_id,
             prompt_tokens=0 if is_free else sum(map(len, self.spec.prompts)),
@@ -186,6 +201,7 @@ class Generation:
             preemptions=sum(item.preemptions for item in stats),
             finish=finish,
             digest=self.spec.digest or BASE_DIGEST,
+            load_bytes=0 if is_free else sum(item.load_bytes for item in stats),
         )
 
     def _receive(self, event: TokenEvent) -> None:
@@ -243,8 +259,9 @@ class Generation:
         self._is_ending = True
         if self._timer is not None:
             self._timer.cancel()
+        self._done = self._count()
         self._closed.set()
-        self.on_closed(self.done())
+        self.on_closed(self._done)
 
     def _finish(self) -> str:
         if isinstance(self.error, ClientGoneError):
@@ -288,6 +305,7 @@ def _build_requests(spec: GenerationSpec) -> list[AddRequest]:
             tenant_id=spec.tenant_id,
             deadline_s=spec.deadline_s,
             priority=spec.priority,
+            weight=spec.weight,
             cache_salt=spec.cache_salt,
         )
         for index, (prompt, choice) in enumerate(pairs)

@@ -9,6 +9,7 @@ from litestar.handlers import BaseRouteHandler
 
 from loraplex_engine.errors import InvalidTokenError
 from loraplex_registry.wire.identity import Identity, TokenError, TokenVerifier
+from loraplex_registry.wire.log import note
 
 AUDIENCE = "engine"
 
@@ -17,7 +18,8 @@ def build_guard(verifier: TokenVerifier) -> Any:
     """Return a guard that puts the caller's identity into `request.state.identity`."""
 
     def check_token(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        connection.state.identity = read_identity(verifier, connection.headers.get("authorization", ""))
+        identity = connection.state.identity = read_identity(verifier, connection.headers.get("authorization", ""))
+        note(request_id=identity.request_id, tenant=identity.tenant, key_id=identity.key_id)
 
     return check_token
 

@@ -12,7 +12,7 @@ from litestar.di import NamedDependency
 from loraplex_engine.server.call import read_json
 from loraplex_engine.server.field.convert import refuse
 from loraplex_engine.server.front import Front
-from loraplex_engine.wire.messages import BindFolder, KillRequest, PoisonFree
+from loraplex_engine.wire.messages import BindFolder, KillRequest, PoisonFree, SpoilSlot
 
 _TIMEOUT_S = 60.0
 B = TypeVar("B")
@@ -33,6 +33,12 @@ class KillBody(msgspec.Struct, forbid_unknown_fields=True):
 
     id: str
     after_tokens: int
+
+
+class SpoilBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`digest`: of an adapter that is loaded."""
+
+    digest: str
 
 
 @post("/internal/test/bind", status_code=200)
@@ -57,7 +63,14 @@ async def kill_request(request: Request[Any, Any, State], front: NamedDependency
     return _found(await call)
 
 
-HOOK_ROUTES = (bind_folder, poison_free, kill_request)
+@post("/internal/test/spoil", status_code=200)
+async def spoil_slot(request: Request[Any, Any, State], front: NamedDependency[Front]) -> dict[str, Any]:
+    """Put other numbers where a loaded adapter's lie."""
+    body = await _read(request, SpoilBody)
+    return _found(await front.core.call(SpoilSlot, _TIMEOUT_S, digest=body.digest))
+
+
+HOOK_ROUTES = (bind_folder, poison_free, kill_request, spoil_slot)
 
 
 async def _read(request: Request[Any, Any, State], kind: type[B]) -> B:

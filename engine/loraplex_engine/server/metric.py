@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from loraplex_engine.wire.done import RequestDone
+
 
 class FrontMetrics:
     """Counters of the HTTP front of one engine."""
@@ -14,6 +16,17 @@ class FrontMetrics:
             "loraplex_front_requests",
             "Generations that ended, by how (stop, length, abort, error)",
             ["finish"],
+            registry=self._registry,
+        )
+        self._tokens = Counter(
+            "loraplex_front_tokens",
+            "Tokens of generations that ended, as they are charged (prompt, cached, completion)",
+            ["kind"],
+            registry=self._registry,
+        )
+        self._load_bytes = Counter(
+            "loraplex_front_load_bytes",
+            "Bytes of adapters put into slots, as they are charged",
             registry=self._registry,
         )
         self.refused = Counter(
@@ -34,6 +47,14 @@ class FrontMetrics:
         self.core_stuck = Gauge(
             "loraplex_front_core_stuck", "Times the core was ended because it had got stuck", registry=self._registry
         )
+
+    def count_generation(self, done: RequestDone) -> None:
+        """Count one generation that ended."""
+        self.requests.labels(finish=done.finish).inc()
+        self._tokens.labels(kind="prompt").inc(done.prompt_tokens)
+        self._tokens.labels(kind="cached").inc(done.cached_tokens)
+        self._tokens.labels(kind="completion").inc(done.completion_tokens)
+        self._load_bytes.inc(done.load_bytes)
 
     def render(self) -> bytes:
         """Return all of them as Prometheus text."""

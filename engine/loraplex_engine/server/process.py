@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 import uvloop
 
-from loraplex_engine.config import LOG_FORMAT, CoreLaunch, EngineConfig
+from loraplex_engine.config import CoreLaunch, EngineConfig
 from loraplex_engine.errors import ConfigError, DrainingError
 from loraplex_engine.server.adapter_file import AdapterFiles
 from loraplex_engine.server.app import build_app
@@ -31,9 +31,12 @@ from loraplex_engine.server.guard import AUDIENCE
 from loraplex_engine.server.protocol import BoundedProtocol
 from loraplex_engine.server.tokenizer import Tokenizer
 from loraplex_registry.wire.identity import TokenError, TokenVerifier
+from loraplex_registry.wire.log import FORMATS, AccessLog, configure_log
+from loraplex_registry.wire.open_files import allow_open_files
+from loraplex_registry.wire.setting import read_drain_s
 
 DEFAULT_LISTEN = "127.0.0.1:8100"
-DRAIN_S = 30.0
+_DRAIN_S = "30"
 _MAX_PORT = 65_535
 _LAST_WRITES_S = 5
 _PEM_END = "-----END PUBLIC KEY-----"
@@ -56,7 +59,7 @@ def main(config: EngineConfig, settings: Mapping[str, str], *, core_command: Seq
     Args:
         config: The engine's settings; its `base` is a folder.
         settings: What `read_settings` found: `listen` (HOST:PORT; port 0 takes a free one, which is printed),
-            `verify_keys`, `engine_key`, `log_level`.
+            `verify_keys`, `engine_key`, `log_level`, `drain_s` (seconds that open requests get at the end).
         core_command: How to start the core; the default is this interpreter's `loraplex_engine core`.
 
     Returns:
@@ -67,14 +70,20 @@ def main(config: EngineConfig, settings: Mapping[str, str], *, core_command: Seq
     """
     # read by the tokenizer's threads when they start
     os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    logging.basicConfig(level=_read_level(settings), stream=sys.stderr, format=LOG_FORMAT)
+    form = _read_format(settings)
+    configure_log(_read_level(settings), form)
+    if form is not None:
+        # for the core, which knows no settings
+        os.environ["LORAPLEX_LOG_FORMAT"] = form
+    allow_open_files()
     secrets = read_secrets(settings)
+    drain_s = read_drain_s(settings.get("drain_s", _DRAIN_S))
     listener = _listen(settings.get("listen", DEFAULT_LISTEN))
     if config.has_test_hooks:
         _check_hooks(listener)
     command = core_command or (sys.executable, "-m", "loraplex_engine", "core")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(config, secrets, command, listener))
+        runner.run(_run(config, secrets, command, listener, drain_s))
     return 0
 
 
@@ -83,6 +92,13 @@ def _read_level(settings: Mapping[str, str]) -> str:
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ConfigError(f"LORAPLEX_LOG_LEVEL is {level.lower()!r}, but must be debug, info, warning or error.")
     return level
+
+
+def _read_format(settings: Mapping[str, str]) -> str | None:
+    form = settings.get("log_format")
+    if form is not None and form not in FORMATS:
+        raise ConfigError(f"LORAPLEX_LOG_FORMAT is {form!r}, but must be {' or '.join(FORMATS)}.")
+    return form
 
 
 def read_secrets(settings: Mapping[str, str]) -> Secrets:
@@ -151,7 +167,7 @@ class _Server(uvicorn.Server):
 def build_server(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool = False) -> uvicorn.Server:
     """Return the HTTP server of a front, not yet started."""
     settings = uvicorn.Config(
-        build_app(front, verifier, has_test_hooks=has_test_hooks),
+        AccessLog(build_app(front, verifier, has_test_hooks=has_test_hooks), "loraplex_engine.access"),
         http=BoundedProtocol,
         ws="none",
         lifespan="off",
@@ -165,7 +181,9 @@ def build_server(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool 
     return _Server(settings)
 
 
-async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], listener: socket.socket) -> None:
+async def _run(
+    config: EngineConfig, secrets: Secrets, command: Sequence[str], listener: socket.socket, drain_s: float
+) -> None:
     client = CoreClient()
     files = AdapterFiles(config.cache_dir, config.registry_url, secrets.engine_key)
     front = Front(_load_tokenizer(Path(config.base)), client, files, tool_call_parser=config.tool_call_parser)
@@ -178,7 +196,7 @@ async def _run(config: EngineConfig, secrets: Secrets, command: Sequence[str], l
     front.metrics.core_restarts.set_function(lambda: core.num_restarts)
     front.metrics.core_stuck.set_function(lambda: core.num_stuck)
     server = build_server(front, _build_verifier(secrets), has_test_hooks=config.has_test_hooks)
-    await run_front(front, core, server, listener)
+    await run_front(front, core, server, listener, drain_s)
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
@@ -195,8 +213,10 @@ def _build_verifier(secrets: Secrets) -> TokenVerifier:
         raise ConfigError(f"LORAPLEX_VERIFY_KEYS holds a key that cannot be read: {error}.") from error
 
 
-async def run_front(front: Front, core: CoreProcess, server: uvicorn.Server, listener: socket.socket) -> None:
-    """Serve until a signal, then drain, answer what is left, and stop the core.
+async def run_front(
+    front: Front, core: CoreProcess, server: uvicorn.Server, listener: socket.socket, drain_s: float
+) -> None:
+    """Serve until a signal, then drain for at most `drain_s` seconds, answer what is left, and stop the core.
 
     Raises:
         StartupError: The core could not load its model.
@@ -216,7 +236,7 @@ async def run_front(front: Front, core: CoreProcess, server: uvicorn.Server, lis
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             _log.info("draining %s open requests", front.log.num_open)
-            await front.drain(DRAIN_S)
+            await front.drain(drain_s)
     finally:
         front.fail_all(DrainingError())
         server.should_exit = True

@@ -1,6 +1,6 @@
 """From checked requests to token ids: chat messages or prompts, tokenised off the loop when long, within the context.
 
-`PromptReader` owns the one worker thread of the tokenizer.
+`PromptReader` owns the one worker thread of the tokenizer, which takes long texts of one tenant after another.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from loraplex_engine.errors import ContextLengthError, InvalidRequestError
 from loraplex_engine.server.chat_input import ChatInput, build_chat, is_large
 from loraplex_engine.server.echo import PromptPart, read_echo
+from loraplex_engine.server.sandbox.turn import Turns
 from loraplex_engine.server.template import Template
 from loraplex_engine.server.thread import run_in_thread
 from loraplex_engine.server.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ _Result = TypeVar("_Result")
 DEFAULT_COMPLETION_TOKENS = 16
 # below this tokenising takes less than a step; above it goes to the thread
 _LONG_TEXT_CHARS = 8192
+# as long as requests wait in the core
+_MAX_QUEUE_S = 60.0
 _MAX_SHOWN = 10**15
 
 
@@ -31,6 +34,7 @@ class PromptReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._turns = Turns(1, _MAX_QUEUE_S)
 
     def close(self) -> None:
         """Let the thread end."""
@@ -43,40 +47,55 @@ class PromptReader:
 
         Raises:
             InvalidRequestError: The template refuses the chat or writes nothing, or it is surely too long.
-            NotReadyError: There was no place to render it in time.
+            NotReadyError: There was no place to render or to tokenise it in time.
         """
         build = partial(build_chat, chat, template.facts, template.special_tokens)
         built = await run_in_thread(build) if is_large(chat) else build()
         pieces = await template.render(built, tenant_id=tenant_id)
         text = "".join(piece or "" for piece in pieces)
         self._check_bound(text, max_model_len, "messages")
-        ids = await self._run(text, lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len))
+        ids = await self._run(len(text), lambda: self._tokenizer.encode_chat(pieces, limit=max_model_len), tenant_id)
         if not ids:
             raise InvalidRequestError("The model's chat template makes nothing of these messages.", param="messages")
         return ids
 
-    async def read_text(self, text: str, max_model_len: int, *, add_special_tokens: bool = True) -> list[int]:
+    async def read_text(
+        self, text: str, max_model_len: int, *, add_special_tokens: bool = True, tenant_id: str = ""
+    ) -> list[int]:
         """Return the ids of one textual prompt. Raises as above."""
-        self._check_bound(text, max_model_len, "prompt")
-        return await self._run(text, lambda: self._tokenizer.encode_prompt(text, add_special_tokens=add_special_tokens))
+        return await self._read_text(text, len(text), max_model_len, tenant_id, add_special_tokens=add_special_tokens)
 
-    async def read_prompts(self, prompt: str | list[Any], max_model_len: int) -> list[list[int]]:
+    async def read_prompts(
+        self, prompt: str | list[Any], max_model_len: int, *, tenant_id: str = ""
+    ) -> list[list[int]]:
         """Return the ids of each prompt of a completion: text, ids, or a list of either. Raises as above."""
         items = _list_prompts(prompt)
+        size = _count_chars(items)
         return [
-            await self.read_text(item, max_model_len) if isinstance(item, str) else [int(token) for token in item]
+            await self._read_text(item, size, max_model_len, tenant_id)
+            if isinstance(item, str)
+            else [int(token) for token in item]
             for item in items
         ]
 
     async def read_echoes(
-        self, prompt: str | list[Any], ids: Sequence[list[int]], *, has_scores: bool
+        self, prompt: str | list[Any], ids: Sequence[list[int]], *, has_scores: bool, tenant_id: str = ""
     ) -> list[PromptPart]:
         """Return what is echoed of each prompt, whose ids are known."""
-        texts = [item if isinstance(item, str) else None for item in _list_prompts(prompt)]
+        items = _list_prompts(prompt)
+        size = _count_chars(items)
+        texts = [item if isinstance(item, str) else None for item in items]
         return [
-            await self._run(text or "", partial(read_echo, self._tokenizer, text, item, has_scores=has_scores))
+            await self._run(size, partial(read_echo, self._tokenizer, text, item, has_scores=has_scores), tenant_id)
             for text, item in zip(texts, ids, strict=True)
         ]
+
+    async def _read_text(
+        self, text: str, size: int, max_model_len: int, tenant_id: str, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        self._check_bound(text, max_model_len, "prompt")
+        encode = partial(self._tokenizer.encode_prompt, text, add_special_tokens=add_special_tokens)
+        return await self._run(size, encode, tenant_id)
 
     def _check_bound(self, text: str, max_model_len: int, param: str) -> None:
         """Refuse what cannot fit without tokenising it, so that hostile bodies cost nothing."""
@@ -86,11 +105,16 @@ class PromptReader:
                 f"This model's context is {max_model_len} tokens, but the prompt has at least {least}.", param=param
             )
 
-    async def _run(self, text: str, work: Callable[[], _Result]) -> _Result:
-        """Do what takes as long as `text` is: at once, or in the thread."""
-        if len(text) <= _LONG_TEXT_CHARS:
+    async def _run(self, size: int, work: Callable[[], _Result], tenant_id: str) -> _Result:
+        """Do what is part of so many characters: at once, or in the thread when the tenant has its turn."""
+        if size <= _LONG_TEXT_CHARS:
             return work()
-        return await run_in_thread(work, self._thread)
+        async with self._turns.take(tenant_id):
+            return await run_in_thread(work, self._thread)
+
+
+def _count_chars(items: Sequence[str | list[int]]) -> int:
+    return sum(len(item) for item in items if isinstance(item, str))
 
 
 def _list_prompts(prompt: str | list[Any]) -> list[str | list[int]]:

@@ -78,6 +78,7 @@ def build_spec(
         tenant_id=caller.tenant_id,
         deadline_s=caller.left_s,
         priority=caller.priority,
+        weight=caller.weight,
         prompt_param=param,
         # neither can hold the NUL
         cache_salt=f"{caller.cache_salt}\0{request.cache_salt}" if caller.cache_salt else request.cache_salt,

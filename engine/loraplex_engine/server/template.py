@@ -10,9 +10,9 @@ from loraplex_engine.server.chat_template import Chat, ChatTemplate
 from loraplex_engine.server.control_token import Marks, count_chars, has_control
 from loraplex_engine.server.sandbox.client import Sandbox
 from loraplex_engine.server.sandbox.task import RenderTask
-from loraplex_engine.server.template_facts import TemplateFacts
 from loraplex_engine.server.thread import run_in_thread
 from loraplex_engine.server.tokenizer import Tokenizer
+from loraplex_registry.peft.template_facts import TemplateFacts
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")

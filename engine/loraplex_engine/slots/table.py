@@ -51,6 +51,7 @@ class SlotTable:
         self.slots = [Slot() for _ in range(num_slots)]
         self._digest_to_slot: dict[str, int] = {}
         self._clock = 0
+        self.num_loads = 0
         self.num_evictions = 0
 
     def find(self, digest: str) -> int | None:
@@ -84,6 +85,7 @@ class SlotTable:
         assert self.slots[slot_id].state is SlotState.LOADING
         self.slots[slot_id].state = SlotState.READY
         self.slots[slot_id].ready_at = now
+        self.num_loads += 1
 
     def pin(self, slot_id: int) -> None:
         """A request starts to use a slot that answers."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,15 +17,18 @@ from typing import Any
 import httpx
 import msgspec
 
-from loraplex_engine.errors import ReplicaFailedError, UnreachableError
+from loraplex_engine.errors import EngineRefusedError, ReplicaFailedError, UnreachableError
 from loraplex_engine.wire import done
-from loraplex_engine.wire.done import RequestDone, RequestStatus
+from loraplex_engine.wire.done import RequestDone, RequestStatus, UsageReport
 from loraplex_engine.wire.stream import HttpStream, open_stream, parse_address
+from loraplex_registry.peft.parity import ParityResult
 
-__all__ = ["EngineAnswer", "EngineClient", "Events", "ReplicaFailedError", "UnreachableError"]
+__all__ = ["EngineAnswer", "EngineClient", "EngineRefusedError", "Events", "ReplicaFailedError", "UnreachableError"]
 CONNECT_TIMEOUT_S = 1.0
 CALL_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 70.0
+PARITY_TIMEOUT_S = 310.0
+"""Longer than an engine takes at most, its queue included."""
 GAP_TIMEOUT_S = 30.0
 _MAX_EVENT_BYTES = 16 << 20
 _PRIVATE = (done.DONE,)
@@ -40,12 +44,13 @@ _SPECIAL = re.compile(
 class Events(msgspec.Struct, frozen=True):
     """Whole events of a stream, as they came.
 
-    `count` of them have data. The last ones of an answer are one event alone: `[DONE]`, or an error, whose JSON is
-    `error`.
+    `count` of them have data, and came at `arrived_at` of `time.perf_counter`. The last ones of an answer are one event
+    alone: `[DONE]`, or an error, whose JSON is `error`.
     """
 
     data: bytes
     count: int
+    arrived_at: float
     is_last: bool = False
     error: bytes = b""
 
@@ -61,21 +66,24 @@ class EngineAnswer:
         self.digest = stream.headers.get(done.DIGEST)
         header = stream.headers.get(done.DONE)
         self.done: RequestDone | None = done.decode_done(header) if header else None
+        self._body: bytes | None = None
 
     def header(self, name: str) -> str | None:
         """Return a response header; the private ones are never among them."""
         return None if name in _PRIVATE else self._stream.headers.get(name)
 
     async def read(self) -> bytes:
-        """Return the whole body of an answer that is no stream.
+        """Return the whole body of an answer that is no stream, as often as it is asked for.
 
         Raises:
             ReplicaFailedError: The engine went away in the middle.
         """
-        pieces: list[bytes] = []
-        while piece := await self._stream.read(self._gap_s):
-            pieces.append(piece)
-        return b"".join(pieces)
+        if self._body is None:
+            pieces: list[bytes] = []
+            while piece := await self._stream.read(self._gap_s):
+                pieces.append(piece)
+            self._body = b"".join(pieces)
+        return self._body
 
     async def events(self) -> AsyncIterator[Events]:
         """Yield the whole events of a stream in order; the done event is kept in `done`, a cut one is dropped.
@@ -85,6 +93,7 @@ class EngineAnswer:
         """
         rest = b""
         while piece := await self._stream.read(self._gap_s):
+            arrived_at = time.perf_counter()
             arrived = rest + piece
             end = arrived.rfind(_END) + len(_END)
             if end < len(_END):
@@ -94,25 +103,24 @@ class EngineAnswer:
                 raise ReplicaFailedError("The engine sent an event without end.")
             if _SPECIAL.search(whole) is None:
                 if whole:
-                    yield Events(whole, len(_DATA.findall(whole)))
+                    yield Events(whole, len(_DATA.findall(whole)), arrived_at)
                 continue
-            for events in self._sort(whole):
+            for events in self._sort(whole, arrived_at):
                 yield events
                 if events.is_last:
                     return
 
-    def _sort(self, whole: bytes) -> Iterator[Events]:
+    def _sort(self, whole: bytes, arrived_at: float) -> Iterator[Events]:
         """Yield each of some events alone, without the done event."""
         for block in whole.split(_END)[:-1]:
             special = _SPECIAL.match(block)
             if special is None:
-                yield Events(block + _END, len(_DATA.findall(block)))
+                yield Events(block + _END, len(_DATA.findall(block)), arrived_at)
             elif special["done"]:
                 self.done = done.decode_done(block[special.end() :])
             else:
-                yield Events(
-                    block + _END, 1, is_last=True, error=block[special.end("data") :] if special["error"] else b""
-                )
+                error = block[special.end("data") :] if special["error"] else b""
+                yield Events(block + _END, 1, arrived_at, is_last=True, error=error)
 
 
 class EngineClient:
@@ -122,6 +130,7 @@ class EngineClient:
         self.base_url = base_url.rstrip("/")
         self._sign = sign
         self._address = parse_address(self.base_url, uds)
+        self._waiting: set[HttpStream] = set()
         self._tls = ssl.create_default_context() if self._address.is_tls else None
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
@@ -132,6 +141,11 @@ class EngineClient:
             # a proxy of the environment would see the tokens
             trust_env=False,
         )
+
+    def give_up_waiting(self) -> None:
+        """End the generations that have no answer yet, as if the engine had: it is known to be lost."""
+        for stream in tuple(self._waiting):
+            stream.close()
 
     @property
     def is_closed(self) -> bool:
@@ -169,10 +183,13 @@ class EngineClient:
         """
         every = {**headers, "authorization": f"Bearer {token}", "content-type": "application/json", done.DONE: "1"}
         stream = await self._connect(path, every, body)
+        self._waiting.add(stream)
         try:
             await stream.wait_head(deadline_s)
+            self._waiting.discard(stream)
             yield EngineAnswer(stream, gap_s)
         finally:
+            self._waiting.discard(stream)
             stream.close()
 
     async def _connect(self, path: str, headers: Mapping[str, str], body: bytes) -> HttpStream:
@@ -226,14 +243,53 @@ class EngineClient:
         response = await self.call("GET", f"/internal/requests/{request_id}")
         return msgspec.json.decode(response.content, type=RequestStatus) if response.status_code == 200 else None
 
-    async def load_adapter(self, digest: str, *, pin: bool = False) -> httpx.Response:
-        """Make an adapter resident and wait for it; 200 when it is."""
-        path = f"/internal/adapters/{digest}"
-        return await self.call("PUT", path, json={"pin": pin}, timeout_s=LOAD_TIMEOUT_S)
+    async def read_usage(self, within_s: float) -> UsageReport:
+        """Return what all requests of the engine's process cost, and each that ended in the last `within_s` seconds.
+
+        Raises:
+            UnreachableError: No connection was made.
+            ReplicaFailedError: The engine did not answer in time, or not with this.
+        """
+        response = await self.call("GET", f"/internal/usage?within_s={within_s}")
+        if response.status_code != 200:
+            raise ReplicaFailedError(f"The engine answered {response.status_code} for its usage.")
+        try:
+            return msgspec.json.decode(response.content, type=UsageReport)
+        except msgspec.MsgspecError as error:
+            raise ReplicaFailedError("The engine's answer for its usage makes no sense.") from error
+
+    async def load_adapter(self, digest: str, *, pin: bool | None = None, forgive: bool = True) -> httpx.Response:
+        """Make an adapter resident and wait for it; 200 when it is.
+
+        Args:
+            digest: Of the adapter.
+            pin: Whether nothing may push it out; None: as it was.
+            forgive: Forget failed loads and strikes before.
+        """
+        options = {} if pin is None else {"pin": pin}
+        if not forgive:
+            options["forgive"] = False
+        return await self.call("PUT", f"/internal/adapters/{digest}", json=options, timeout_s=LOAD_TIMEOUT_S)
 
     async def drop_adapter(self, digest: str) -> httpx.Response:
         """Drain an adapter's requests and free its slot; 204 when it is gone."""
         return await self.call("DELETE", f"/internal/adapters/{digest}", timeout_s=LOAD_TIMEOUT_S)
+
+    async def measure_parity(self, digest: str, *, timeout_s: float = PARITY_TIMEOUT_S) -> ParityResult:
+        """Let the engine compare an adapter in its slots with base and merged deltas in float32.
+
+        The adapter is loaded as for a request. A call that is given up is given up by the engine too.
+
+        Raises:
+            UnreachableError: No connection was made.
+            ReplicaFailedError: The engine did not answer in time, or its core ended.
+            EngineRefusedError: The engine does not measure it now; the code says why: `digest_mismatch` and
+                `adapter_quarantined` blame the adapter's bytes, all others the moment.
+        """
+        response = await self.call("POST", f"/internal/parity/{digest}", timeout_s=timeout_s)
+        if response.status_code != 200:
+            raise _read_refusal(response)
+        return msgspec.json.decode(response.content, type=ParityResult)
 
     async def state(self) -> dict[str, Any]:
         """Return slots, tiers, queue, KV and model facts."""
@@ -253,3 +309,24 @@ class EngineClient:
     async def metrics(self) -> str:
         """Return the engine's metrics as Prometheus text."""
         return (await self.call("GET", "/metrics")).text
+
+
+class _Problem(msgspec.Struct):
+    message: str
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Problem
+
+
+def _read_refusal(response: httpx.Response) -> EngineRefusedError | ReplicaFailedError:
+    """The error that an engine answered."""
+    try:
+        problem = msgspec.json.decode(response.content, type=_Refusal).error
+    except msgspec.MsgspecError:
+        return ReplicaFailedError(f"The engine answered {response.status_code}.")
+    if problem.code in (None, ReplicaFailedError.code):
+        return ReplicaFailedError(problem.message)
+    retry_after = response.headers.get("retry-after", "")
+    return EngineRefusedError(problem.code, problem.message, int(retry_after) if retry_after.isdecimal() else None)

@@ -10,6 +10,8 @@ import msgspec
 # request headers
 REQUEST_ID = "x-loraplex-request-id"
 TENANT_ID = "x-loraplex-tenant-id"
+# whole number from 1 on: how many shares of the engine the tenant has
+WEIGHT = "x-loraplex-weight"
 DEADLINE_MS = "x-loraplex-deadline-ms"
 PRIORITY = "x-loraplex-priority"
 CACHE_SALT = "x-loraplex-cache-salt"
@@ -20,6 +22,9 @@ DONE = "x-loraplex-done"
 # response header
 DIGEST = "x-loraplex-digest"
 
+PASSING_CODES = frozenset({"draining", "unavailable", "replica_failed", "queue_full"})
+"""Errors that say nothing of another engine: gateways try that, unless the client has had a byte of the answer."""
+
 DONE_EVENT = "loraplex.done"
 BASE_DIGEST = "base"
 
@@ -28,8 +33,10 @@ class RequestDone(msgspec.Struct, frozen=True):
     """What one HTTP request cost, over all its choices: the truth that usage is settled from.
 
     Tokens count the prompt once (per prompt, not per choice) and every token up to the one that completed a stop
-    string. A request that failed before its first token has zeros. Times are seconds, the slowest choice's.
-    `finish` is `stop`, `length`, `abort` or `error`; `digest` is the adapter's, or `base`.
+    string. A request that was ended before its first token has zeros, and so has one that failed by one of
+    `PASSING_CODES` before its client had a byte of it. Times are seconds, the slowest choice's.
+    `load_bytes` are those of the adapter, as often as it was put into a slot for this request. `finish` is `stop`,
+    `length`, `abort` or `error`; `digest` is the adapter's, or `base`.
     """
 
     request_id: str
@@ -43,6 +50,39 @@ class RequestDone(msgspec.Struct, frozen=True):
     preemptions: int
     finish: str
     digest: str
+    load_bytes: int = 0
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether it came to its own end or to a token; what did neither costs nothing, and may be tried elsewhere."""
+        return self.completion_tokens > 0 or self.finish in ("stop", "length")
+
+
+class UsageTotals(msgspec.Struct, frozen=True):
+    """What all requests that ended in one process of an engine cost, each counted once, when it ended.
+
+    They only grow; a process that starts anew has another `process_id` and begins at zero. `discarded_tokens` were
+    sampled behind a stop string before the model could be told, and belong to nobody: they are in no `RequestDone`.
+    `requests` are those that are charged, `free_requests` the others.
+    """
+
+    process_id: str
+    age_s: float
+    """Seconds since the process began to count."""
+    requests: int = 0
+    free_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    discarded_tokens: int = 0
+    load_bytes: int = 0
+
+
+class UsageReport(msgspec.Struct, frozen=True):
+    """The totals of one moment, and the last requests that are in them, in the order in which they ended."""
+
+    totals: UsageTotals
+    finished: list[RequestDone]
 
 
 class RequestStatus(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestStats(msgspec.Struct, frozen=True):
-    """What one request cost: tokens, seconds in each stage, preemptions."""
+    """What one request cost: tokens, seconds in each stage, preemptions, bytes of its adapter put into a slot."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -63,6 +63,7 @@ class RequestStats(msgspec.Struct, frozen=True):
     load_s: float
     decode_s: float
     preemptions: int
+    load_bytes: int = 0
 
 
 # front -> core
@@ -78,9 +79,11 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     tenant_id: str = ""
     deadline_s: float = 600.0
     priority: int = 0
-    """Lower goes first."""
+    """Lower goes first, among the tenant's."""
     cache_salt: str = ""
     """Prefixes are shared among requests of one salt only."""
+    weight: int = 1
+    """The tenant's share of the engine over that of a tenant of weight 1."""
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -91,11 +94,15 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag="load"):
-    """Make a digest resident; with `pin` it stays until dropped. Answered when resident or failed."""
+    """Make a digest resident; with `pin` it stays until dropped, None: pinned or not as it was.
+
+    Answered when resident or failed. What is held against the digest is forgotten, unless `forgive` is False.
+    """
 
     call_id: int
     digest: str
-    pin: bool = False
+    pin: bool | None = None
+    forgive: bool = True
 
 
 class DropAdapter(msgspec.Struct, frozen=True, tag="drop"):
@@ -123,6 +130,23 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     call_id: int
 
 
+class MeasureParity(msgspec.Struct, frozen=True, tag="parity"):
+    """Compare an adapter in its slot with the base and its merged deltas on `texts`, token ids of the golden texts.
+
+    Answered with a `ParityResult` as a dict, or with the error that ended it.
+    """
+
+    call_id: int
+    digest: str
+    texts: list[list[int]]
+
+
+class CancelParity(msgspec.Struct, frozen=True, tag="cancel_parity"):
+    """Nobody waits for a `MeasureParity` any more; has no answer."""
+
+    call_id: int
+
+
 class BindFolder(msgspec.Struct, frozen=True, tag="test_bind"):
     """Test hook: make the PEFT folder at `path` loadable by its digest, although a check of its values fails."""
 
@@ -144,8 +168,18 @@ class KillRequest(msgspec.Struct, frozen=True, tag="test_kill"):
     after_tokens: int
 
 
-HookCall = BindFolder | PoisonFree | KillRequest
-ToCore = AddRequest | AbortRequest | LoadAdapter | DropAdapter | GetState | GetMetrics | Drain | HookCall
+class SpoilSlot(msgspec.Struct, frozen=True, tag="test_spoil"):
+    """Test hook: put other numbers where an adapter's lie in host memory and slot, as a fault in packing would."""
+
+    call_id: int
+    digest: str
+
+
+HookCall = BindFolder | PoisonFree | KillRequest | SpoilSlot
+ParityMessage = MeasureParity | CancelParity
+ToCore = (
+    AddRequest | AbortRequest | LoadAdapter | DropAdapter | GetState | GetMetrics | Drain | ParityMessage | HookCall
+)
 
 # core -> front
 
@@ -173,6 +207,8 @@ class CoreReady(msgspec.Struct, frozen=True, tag="ready"):
     ops_reason: str = ""
     memory: dict[str, int] = {}
     """Where the core's memory went, bytes by use, and the tokens that the KV cache holds."""
+    digest: str = ""
+    """Of the model's files; empty if it is not known."""
 
 
 class CoreProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -1,6 +1,6 @@
 """The bodies of the OpenAI routes as types: what the engine accepts and answers, field by field.
 
-A request field that is absent here is either refused or has neutral values that are accepted (`server/field/table.py`).
+A request field that is absent here is either refused or has neutral values that are accepted (`wire/field.py`).
 Nulls are dropped before a body is converted, so an absent field and a null one are the same.
 """
 

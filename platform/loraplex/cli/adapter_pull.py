@@ -12,6 +12,7 @@ from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import parse_ref
 from loraplex.client.errors import ClientError
 from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES
+from loraplex_registry.wire.adapter import VersionView
 
 
 def pull(name: str, /, *, to: Path | None = None, force: Annotated[bool, Parameter(negative=())] = False) -> None:
@@ -28,6 +29,7 @@ def pull(name: str, /, *, to: Path | None = None, force: Annotated[bool, Paramet
     ref = parse_ref(name)
     with open_management() as client, progress_bar(*columns) as progress:
         version = client.resolve_version(ref)
+        check_has_files(version)
         folder = to or Path(version.adapter)
         if not force:
             check_free(folder)
@@ -35,6 +37,22 @@ def pull(name: str, /, *, to: Path | None = None, force: Annotated[bool, Paramet
         task = progress.add_task(version.adapter, total=version.size_bytes)
         names = client.download_all(version, folder, lambda count: progress.advance(task, count))
     done(f"{version.tenant}/{version.adapter}@{version.version}: {', '.join(names)} in {folder}")
+
+
+def check_has_files(version: VersionView) -> None:
+    """Return if the registry keeps the files of a version.
+
+    Raises:
+        ClientError: It is a full fine-tune.
+    """
+    if version.kind == "full":
+        name = f"{version.tenant}/{version.adapter}"
+        raise ClientError(
+            f"{name}@{version.version} is a full fine-tune: the platform keeps no files of it, whoever runs its pool "
+            f"{version.pool} has them. Adapters among the versions: loraplex adapters show {name}",
+            code="not_found",
+            param="name",
+        )
 
 
 def check_free(folder: Path) -> None:

@@ -8,7 +8,18 @@ from __future__ import annotations
 from cyclopts import App
 
 from loraplex.cli.confirm import Yes, confirm
-from loraplex.cli.output import SHORT_DIGEST, AsJson, done, print_facts, print_json, print_table, stdout, when
+from loraplex.cli.example import examples
+from loraplex.cli.output import (
+    SHORT_DIGEST,
+    AsJson,
+    done,
+    print_facts,
+    print_json,
+    print_table,
+    show_targets,
+    stdout,
+    when,
+)
 from loraplex.cli.session import open_management
 from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef, parse_ref
 from loraplex.client.errors import ClientError
@@ -20,22 +31,90 @@ app = App(
     name="adapters",
     help="Upload, promote, roll back and retire adapters.",
     help_format="plaintext",
-    help_epilogue=(
-        "Examples:\n\n"
-        "  loraplex adapters check ./my-adapter\n"
-        "  loraplex adapters push ./my-adapter --as team-x/support\n"
-        "  loraplex adapters promote team-x/support@2\n"
-        "  loraplex adapters rollback team-x/support\n"
+    help_epilogue=examples(
+        "loraplex adapters check ./my-adapter",
+        "loraplex adapters push ./my-adapter --as team-x/support",
+        "loraplex adapters promote team-x/support@2",
+        "loraplex adapters rollback team-x/support",
     ),
 )
-app.command("loraplex.cli.adapter_push:push", name="push", help="Upload a folder that PEFT saved.")
-app.command("loraplex.cli.adapter_check:check", name="check", help="Judge a folder as the registry would, here.")
-app.command("loraplex.cli.adapter_pull:pull", name="pull", help="Download a version's files.")
+_ELSEWHERE = (
+    (
+        "adapter_push:push",
+        "Upload a folder that PEFT saved.",
+        (
+            "It becomes live if nothing is live yet, or with --promote. What is refused comes with a report; after a "
+            "cut the same command goes on where it was."
+        ),
+        ("./my-adapter --as team-x", "./my-adapter --as team-x/support --promote"),
+    ),
+    (
+        "adapter_check:check",
+        "Judge a folder as the registry would, here.",
+        "No server is asked; the base must be in this machine's cache. The exit code is 1 if it would be refused.",
+        ("./my-adapter", "./my-adapter --base smollm2-135m --verbose"),
+    ),
+    (
+        "adapter_pull:pull",
+        "Download a version's files.",
+        "They are what was uploaded, byte for byte. Needs the scope adapters:read.",
+        ("team-x/support --to ./support", "team-x/support@3 --to ./support-3"),
+    ),
+    (
+        "adapter_alias:alias",
+        "Show, move or delete aliases.",
+        (
+            "An alias is a movable name, called as TENANT/ADAPTER@ALIAS; TENANT/ADAPTER alone means its alias live. "
+            "Several versions may share its requests by percent."
+        ),
+        ("team-x/support", "team-x/support@blue --to 4", "team-x/support@live --to 3=90 --to 4=10"),
+    ),
+    (
+        "adapter_alias:canary",
+        "Give a version a share of the requests.",
+        (
+            "The version that has them now keeps the rest. Who gets the new one stays the same while its share grows; "
+            "0 ends the canary, 100 promotes it."
+        ),
+        ("team-x/support@4 --share 10", "team-x/support@4 --share 0"),
+    ),
+    (
+        "adapter_canary:outcomes",
+        "Show how each version's requests ended.",
+        "The last hour's, if no time is given, so that a canary can be judged.",
+        ("team-x/support", "team-x/support@4 --from 2027-01-31T10:00:00Z --minutes"),
+    ),
+    (
+        "adapter_limit:limit",
+        "Limit the calls of an adapter.",
+        "Whoever makes them; set by admins. Without --limit it shows what holds.",
+        ("team-x/support", "team-x/support --limit requests_per_minute=600"),
+    ),
+    (
+        "adapter_canary:warm",
+        "Load a version on every engine ahead of requests.",
+        "So that its first request does not wait. The exit code is 1 unless every engine of its base has it.",
+        ("team-x/support@4",),
+    ),
+)
+for _where, _summary, _details, _calls in _ELSEWHERE:
+    _word = _where.partition(":")[2]
+    app.command(
+        f"loraplex.cli.{_where}",
+        name=_word,
+        help=f"{_summary}\n\n{_details}",
+        help_epilogue=examples(*(f"loraplex adapters {_word} {call}" for call in _calls)),
+    )
 
 
-@app.command(name="list")
+@app.command(name="list", help_epilogue=examples("loraplex adapters list", "loraplex adapters list team-x --json"))
 def list_(tenant: str | None = None, /, *, as_json: AsJson = False) -> None:
-    """List adapters: of one tenant, or of all that this key sees."""
+    """List adapters: of one tenant, or of all that this key sees.
+
+    Args:
+        tenant: Whose; all that this key sees if it is not given.
+        as_json: Print JSON for programs.
+    """
     with open_management() as client:
         tenants = [tenant] if tenant else [found.name for found in client.list_tenants()]
         adapters = [adapter for name in tenants for adapter in client.list_adapters(name)]
@@ -53,9 +132,14 @@ def list_(tenant: str | None = None, /, *, as_json: AsJson = False) -> None:
     )
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters show team-x/support", "loraplex adapters show team-x/support@2"))
 def show(name: str, /, *, as_json: AsJson = False) -> None:
-    """Show an adapter's versions, or one version with its report."""
+    """Show an adapter's versions, or one version with its report.
+
+    Args:
+        name: TENANT (its default adapter) or TENANT/ADAPTER; with @ a number, an alias or a digest that version.
+        as_json: Print JSON for programs.
+    """
     ref = parse_ref(name)
     if ref.which is not None:
         with open_management() as client:
@@ -75,61 +159,86 @@ def show(name: str, /, *, as_json: AsJson = False) -> None:
     )
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters promote team-x/support@2"))
 def promote(name: str, /, *, as_json: AsJson = False) -> None:
-    """Make a version live: `promote team-x/support@2`. Running answers finish on the old one."""
+    """Make a version live: from now on TENANT/ADAPTER means it. Running answers finish on the old one.
+
+    Args:
+        name: TENANT/ADAPTER@NUMBER; the version must be ready.
+        as_json: Print JSON for programs.
+    """
     ref = parse_ref(name)
     number = ref.require_number()
     with open_management() as client:
         adapter = client.resolve_adapter(ref)
-        alias = client.promote(ref.tenant, adapter, number)
+        moved = client.promote(ref.tenant, adapter, number)
     if as_json:
-        print_json(alias)
-    else:
-        done(f"{ref.tenant}/{adapter}@{number} is live. Back: loraplex adapters rollback {ref.tenant}/{adapter}")
+        print_json(moved.alias)
+        return
+    back = f" Back: loraplex adapters rollback {ref.tenant}/{adapter}" if moved.is_moved else ""
+    done(f"{ref.tenant}/{adapter}@{number} is live.{back}")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters rollback team-x/support"))
 def rollback(name: str, /, *, as_json: AsJson = False) -> None:
-    """Make live what was live before the last change; a second rollback undoes the first."""
-    ref = _without_version(name)
+    """Make live what was live before; a second one undoes the first.
+
+    A full fine-tune that is not active any more is passed over. `history` shows what was live.
+
+    Args:
+        name: TENANT (its default adapter) or TENANT/ADAPTER; with @ALIAS another alias than live.
+        as_json: Print JSON for programs.
+    """
+    ref = parse_ref(name)
+    which = ref.require_alias(LIVE)
     with open_management() as client:
         adapter = client.resolve_adapter(ref)
-        alias = client.roll_back(ref.tenant, adapter)
+        found = client.roll_back(ref.tenant, adapter, which)
     if as_json:
-        print_json(alias)
+        print_json(found)
+        return
+    full, what = f"{ref.tenant}/{adapter}", show_targets(found.targets)
+    if which == LIVE:
+        done(f"{full}@{what} is live again. Once more undoes it: loraplex adapters rollback {full}")
     else:
-        done(
-            f"{ref.tenant}/{adapter}@{alias.targets[0].version} is live again. Once more undoes it: "
-            f"loraplex adapters rollback {ref.tenant}/{adapter}"
-        )
+        done(f"{full}@{which} is {what} again. Once more undoes it: loraplex adapters rollback {full}@{which}")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters history team-x/support"))
 def history(name: str, /, *, as_json: AsJson = False) -> None:
-    """Show every change of what was live, newest first."""
-    ref = _without_version(name)
+    """Show every change of what was live, newest first, and who made it.
+
+    Args:
+        name: TENANT (its default adapter) or TENANT/ADAPTER; with @ALIAS another alias than live.
+        as_json: Print JSON for programs.
+    """
+    ref = parse_ref(name)
+    which = ref.require_alias(LIVE)
     with open_management() as client:
         adapter = client.resolve_adapter(ref)
-        changes = client.list_history(ref.tenant, adapter)
+        changes = client.list_history(ref.tenant, adapter, which)
     if as_json:
         print_json(changes)
         return
     rows = (
-        (change.revision, [target.version for target in change.targets], change.actor, when(change.created_at))
+        (change.revision, show_targets(change.targets), change.action, change.actor, when(change.created_at))
         for change in changes
     )
     print_table(
-        f"History of {ref.tenant}/{adapter}@{LIVE}",
-        ("revision", "version", "by", "when"),
+        f"History of {ref.tenant}/{adapter}@{which}",
+        ("revision", "version", "what", "by", "when"),
         rows,
-        empty=f"Nothing was ever live. Promote a version: loraplex adapters promote {ref.tenant}/{adapter}@1",
+        empty=f"Nothing was ever {which}. Promote a version: loraplex adapters promote {ref.tenant}/{adapter}@1",
     )
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters retire team-x/support@1"))
 def retire(name: str, /) -> None:
-    """Retire a version: it answers 410 from now on; `restore` brings it back within 30 days."""
+    """Retire a version: it answers 410 from now on; `restore` brings it back within 30 days.
+
+    Args:
+        name: TENANT/ADAPTER@NUMBER; no alias may point to it.
+    """
     ref = parse_ref(name)
     number = ref.require_number()
     with open_management() as client:
@@ -138,9 +247,14 @@ def retire(name: str, /) -> None:
     done(f"{ref.tenant}/{adapter}@{number} retired. Back: loraplex adapters restore {ref.tenant}/{adapter}@{number}")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters restore team-x/support@1"))
 def restore(name: str, /, *, as_json: AsJson = False) -> None:
-    """Make a retired version ready again; it does not become live by that."""
+    """Make a retired version ready again; it does not become live by that.
+
+    Args:
+        name: TENANT/ADAPTER@NUMBER.
+        as_json: Print JSON for programs.
+    """
     ref = parse_ref(name)
     number = ref.require_number()
     with open_management() as client:
@@ -151,9 +265,14 @@ def restore(name: str, /, *, as_json: AsJson = False) -> None:
         done(f"{version.tenant}/{version.adapter}@{number} is {version.state}.")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters quarantine team-x/support@2"))
 def quarantine(name: str, /, *, as_json: AsJson = False) -> None:
-    """Take a version out of service at once (admins): every name that means it answers 409."""
+    """Take a version out of service at once (admins): every name that means it answers 409.
+
+    Args:
+        name: TENANT/ADAPTER@NUMBER, whatever points to it.
+        as_json: Print JSON for programs.
+    """
     ref = parse_ref(name)
     number = ref.require_number()
     with open_management() as client:
@@ -165,9 +284,14 @@ def quarantine(name: str, /, *, as_json: AsJson = False) -> None:
         done(f"{full} is {version.state}. Back: loraplex adapters release {full}")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters release team-x/support@2"))
 def release(name: str, /, *, as_json: AsJson = False) -> None:
-    """Make a quarantined version ready again (admins); engines forget what they had against it and load it anew."""
+    """Make a quarantined version ready again (admins); engines forget what they had against it and load it anew.
+
+    Args:
+        name: TENANT/ADAPTER@NUMBER.
+        as_json: Print JSON for programs.
+    """
     ref = parse_ref(name)
     number = ref.require_number()
     with open_management() as client:
@@ -178,9 +302,14 @@ def release(name: str, /, *, as_json: AsJson = False) -> None:
         done(f"{version.tenant}/{version.adapter}@{number} is {version.state}.")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex adapters delete team-x/support"))
 def delete(name: str, /, *, is_sure: Yes = False) -> None:
-    """Delete an adapter with all its versions; running answers finish. Say the whole name, TENANT/ADAPTER."""
+    """Delete an adapter with all its versions; running answers finish. This cannot be undone.
+
+    Args:
+        name: The whole name, TENANT/ADAPTER.
+        is_sure: Do not ask first.
+    """
     ref = _without_version(name)
     if ref.adapter is None:
         raise ClientError(

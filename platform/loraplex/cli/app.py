@@ -34,17 +34,35 @@ _COMMANDS = (
     ("tenants", "loraplex.cli.tenants:app", _MANAGE, "Create and change teams."),
     ("keys", "loraplex.cli.keys:app", _MANAGE, "Create and revoke API keys."),
     ("adapters", "loraplex.cli.adapters:app", _MANAGE, "Upload, promote, roll back and retire adapters."),
-    ("usage", "loraplex.cli.usage:usage", _MANAGE, "Sum up tokens and requests."),
+    ("escalations", "loraplex.cli.escalations:app", _MANAGE, "Let one adapter become a full fine-tune, by exception."),
+    ("usage", "loraplex.cli.usage:app", _MANAGE, "Sum up tokens and requests."),
+    ("audit", "loraplex.cli.audit:audit", _MANAGE, "List who did what."),
     ("status", "loraplex.cli.status:status", _MANAGE, "Say what runs and what it serves."),
+    ("advise", "loraplex.cli.advise:advise", _MANAGE, "Say what to change, and why."),
+    ("plan", "loraplex.cli.plan:plan", _MANAGE, "Say what bases and adapters need on a card, before you buy one."),
     ("chat", "loraplex.cli.chat:chat", _USE, "Talk to a model."),
+    ("bench", "loraplex.cli.bench:bench", _USE, "Measure a server: throughput, times, errors, and what changed."),
 )
 _COMMAND_EXAMPLES = {
     "up": "loraplex up --demo\n  loraplex up --base ./Qwen2.5-0.5B-Instruct --max-loras 16 --port 8000",
     "gateway": "LORAPLEX_DATABASE_URL=... LORAPLEX_OBJECT_STORE_URL=... loraplex gateway --listen 127.0.0.1:8080",
     "engine": "loraplex engine --base smollm2-135m --listen 127.0.0.1:8100 --registry-url http://127.0.0.1:8080",
-    "usage": "loraplex usage --from 2027-01-01 --group-by tenant,day",
+    "audit": "loraplex audit --tenant team-x --action alias.set\n  loraplex audit --request req_ab3de...",
     "status": "loraplex status --json",
+    "advise": "loraplex advise\n  loraplex advise --tenant team-x --json",
+    "plan": "loraplex plan --model llama-3.1-8b --adapters 40 --rank 16 --modules q,k,v,o --gpu h100-80g\n"
+    "  loraplex plan --model ./my-model --adapter-dir ./adapters --gpu 24GiB --max-model-len 8192",
+    "bench": "loraplex bench --model team-x --concurrency 16 --html bench.html\n"
+    "  loraplex bench --model team-x --rate 4 --slo ttft=0.5,itl=0.05\n"
+    "  loraplex bench --url http://127.0.0.1:8000 --model base --sweep",
     "chat": 'loraplex chat --model team-x "Hello!"\n  loraplex chat --model team-x/support@2 --temperature 0',
+}
+_COMMAND_DETAILS = {
+    "gateway": "Until SIGTERM; for setups of several machines. Its settings are LORAPLEX_* variables, LORAPLEX_POOLS "
+    "among them, which names the engines. Before it: loraplex db upgrade.",
+    "engine": "Until SIGTERM, with one base. It takes calls from gateways alone: LORAPLEX_VERIFY_KEYS is the gateway's "
+    "public key, and LORAPLEX_ENGINE_KEY, the same as the gateway's, lets it read adapters. Name it in the gateway's "
+    "LORAPLEX_POOLS, and make its base known once: loraplex base register.",
 }
 
 
@@ -62,7 +80,8 @@ def build_app() -> App:
     for i, (name, where, group, summary) in enumerate(_COMMANDS):
         example = _COMMAND_EXAMPLES.get(name)
         epilogue = {"help_epilogue": f"Examples:\n\n  {example}\n"} if example else {}
-        app.command(where, name=name, group=group, help=summary, sort_key=i, **epilogue)
+        text = "\n\n".join((summary, *filter(None, [_COMMAND_DETAILS.get(name)])))
+        app.command(where, name=name, group=group, help=text, sort_key=i, **epilogue)
     return app
 
 

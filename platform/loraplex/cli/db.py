@@ -7,13 +7,14 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from loraplex.cli.example import examples
 from loraplex.cli.output import AsJson, done, print_facts, print_json, say
 
 app = App(
     name="db",
     help="Bring the database to this program's revision.",
     help_format="plaintext",
-    help_epilogue="Example:\n\n  LORAPLEX_DATABASE_URL=postgresql+psycopg://... loraplex db upgrade\n",
+    help_epilogue=examples("LORAPLEX_DATABASE_URL=postgresql+psycopg://... loraplex db upgrade"),
 )
 Url = Annotated[
     str | None,
@@ -21,7 +22,9 @@ Url = Annotated[
 ]
 
 
-@app.command
+@app.command(
+    help_epilogue=examples("loraplex db upgrade", "LORAPLEX_DATABASE_URL=postgresql+psycopg://... loraplex db upgrade")
+)
 def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
     """Move the database to this program's revision: under a lock, and after copying a SQLite file."""
     from loraplex_registry.app import upgrade as run
@@ -38,7 +41,7 @@ def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
         done(f"The database is at {result.after}; nothing to do.")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex db current", "loraplex db current --json"))
 def current(*, url: Url = None, as_json: AsJson = False) -> int:
     """Show the database's revision and this program's; the exit code is 3 if they differ."""
     from loraplex_registry.app import current as find

@@ -21,6 +21,7 @@ class EngineFlags:
 
     max_model_len: Annotated[int | None, _flag("Longest prompt plus answer, tokens; default the base's.")] = None
     max_num_seqs: Annotated[int | None, _flag("Requests that run at once; default 16.")] = None
+    max_queued_requests: Annotated[int | None, _flag("Requests that wait, at most; default 1024.")] = None
     max_num_batched_tokens: Annotated[int | None, _flag("Tokens computed in one step, at most; default 2048.")] = None
     gpu_memory_utilization: Annotated[
         float | None, _flag("Share of the memory for the engine; what is left of it is KV cache.")

@@ -19,6 +19,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
+    from loraplex_registry.wire.adapter import Target
+
 AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON for programs.")]
 
 SHORT_DIGEST = len("sha256:") + 12
@@ -59,6 +61,13 @@ def cell(value: Any) -> Text:
 def when(time: str | None) -> str | None:
     """Return an RFC 3339 time to the minute, as tables show it."""
     return time and time[:16].replace("T", " ")
+
+
+def show_targets(targets: Sequence[Target]) -> str:
+    """Return versions with their shares, or the one version alone."""
+    if len(targets) == 1:
+        return str(targets[0].version)
+    return ", ".join(f"{target.version} ({target.weight} %)" for target in targets)
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loraplex.cli.output import cell, clean
+from loraplex_registry.peft.parity import ParityResult
 from loraplex_registry.peft.report import Check, Report
 
 _MAX_VALUE_LEN = 60
@@ -41,11 +42,26 @@ def print_report(console: Console, report: Report, *, all_checks: bool = False) 
                 cell(clean(check.message)),
             )
         console.print(table)
+    if isinstance(report.parity, ParityResult):
+        console.print(Text(describe_parity(report.parity), style="dim"))
     num_passed = sum(check.verdict == "pass" for check in report.checks)
     verdict = "pass, with a note" if _only_notes(report) else report.verdict
     console.print(f"[dim]{num_passed} of {len(report.checks)} checks passed; verdict: {verdict}[/dim]")
     if fields := describe_honoured(report.honoured):
         console.print(Text(f"in effect: {fields}", style="dim"))
+
+
+def describe_parity(parity: ParityResult) -> str:
+    """Return in one line how far an engine's answers were from those of the base with merged deltas, and the limits."""
+    logits, kl = (
+        f"{what} {found:.3g} (limit {limit:.3g}, the base alone {base:.3g})"
+        for what, found, limit, base in (
+            ("logits differ by", parity.max_logit_difference, parity.logit_limit, parity.base_logit_difference),
+            ("KL", parity.max_kl, parity.kl_limit, parity.base_kl),
+        )
+    )
+    where = f"{parity.dtype}, {parity.num_positions} positions of {parity.num_prompts} prompts"
+    return f"parity: {logits}; {kl}; {where}"
 
 
 def name_verdict(check: Check) -> str:

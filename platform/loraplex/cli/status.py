@@ -1,18 +1,21 @@
-"""`loraplex status`: whether the platform answers, its engines, and what this key may call there."""
+"""`loraplex status`: whether the platform answers, its engines, how they do, and what this key may call there."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import Literal
 
 import httpx
 
 from loraplex.cli.output import SHORT_DIGEST, AsJson, print_facts, print_json, print_table, stdout
+from loraplex.cli.stats_table import print_stats
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
 from loraplex.client.location import find_location
 from loraplex.client.management import Management
-from loraplex.client.types import EngineState, FailedLoad, Model, Replica
+from loraplex.client.stats import Stats
+from loraplex.client.types import EngineState, FailedLoad, FleetDifference, FleetReport, Model, Replica
 
 
 @dataclass
@@ -23,13 +26,18 @@ class Status:
     is_ready: bool
     has_key: bool
     engines: list[Replica] | None = None
+    differences: list[FleetDifference] = field(default_factory=list)
     models: list[Model] = field(default_factory=list)
+    stats: Stats | None = None
 
 
-def status(*, as_json: AsJson = False) -> int:
-    """Say whether the platform is ready and which models this key may call; the exit code is 1 if it is not ready.
+def status(*, window: Literal["1m", "10m", "1h"] = "10m", as_json: AsJson = False) -> int:
+    """Say whether the platform is ready, how it does, and which models this key may call.
+
+    The exit code is 1 if it is not ready.
 
     Args:
+        window: How far back the numbers go.
         as_json: Print JSON for programs.
     """
     location = find_location(os.environ)
@@ -37,7 +45,9 @@ def status(*, as_json: AsJson = False) -> int:
         found = Status(location.url, _is_ready(connection), location.key is not None)
         if found.is_ready and found.has_key:
             client = Management(connection)
-            found.engines, found.models = _find_engines(client), client.list_models()
+            fleet, found.models, found.stats = _find_fleet(client), _find_models(client), _find_stats(client, window)
+            if fleet is not None:
+                found.engines, found.differences = fleet.data, fleet.differences
             found.is_ready = found.engines is None or any(engine.serves for engine in found.engines)
     if as_json:
         print_json(found)
@@ -56,11 +66,31 @@ def _is_ready(connection: Connection) -> bool:
     return True
 
 
-def _find_engines(client: Management) -> list[Replica] | None:
+def _find_fleet(client: Management) -> FleetReport | None:
     try:
-        return client.list_fleet()
+        return client.show_fleet()
     except ClientError as error:
         if error.status != httpx.codes.FORBIDDEN:
+            raise
+        return None
+
+
+def _find_models(client: Management) -> list[Model]:
+    """A key that looks and calls nothing, as one of a read-only administrator, sees the rest."""
+    try:
+        return client.list_models()
+    except ClientError as error:
+        if error.status != httpx.codes.FORBIDDEN:
+            raise
+        return []
+
+
+def _find_stats(client: Management, window: str) -> Stats | None:
+    """A key that may read no usage sees the rest, and so does who asks a gateway that has no such numbers yet."""
+    try:
+        return client.read_stats(window)
+    except ClientError as error:
+        if error.status not in (httpx.codes.FORBIDDEN, httpx.codes.NOT_FOUND):
             raise
         return None
 
@@ -71,13 +101,16 @@ def _print(found: Status) -> None:
         print_table(
             "\nEngines",
             ("engine", "base", "serves", "problem"),
-            ((engine.url, engine.base, engine.serves, engine.problem) for engine in found.engines),
+            ((engine.url, engine.base or engine.model, engine.serves, engine.problem) for engine in found.engines),
             empty="No engines: set LORAPLEX_POOLS, or use loraplex up.",
         )
         for engine in found.engines:
             if facts := describe_engine(engine):
                 stdout().print(f"{engine.url} runs {facts}", markup=False, soft_wrap=True)
         _print_refused(found.engines)
+        _print_differences(found.differences)
+    if found.stats is not None:
+        print_stats(found.stats)
     print_table(
         "\nModels",
         ("model", "version", "base", "of"),
@@ -90,6 +123,20 @@ def _print_refused(engines: list[Replica]) -> None:
     rows = [(engine.url, *row) for engine in engines for row in list_refused(engine.state)]
     if rows:
         print_table("\nAdapters that engines refuse", ("engine", "digest", "state", "because"), rows, empty="")
+
+
+def _print_differences(differences: list[FleetDifference]) -> None:
+    rows = [(one.subject, one.desired, one.actual, one.since, _describe_end(one)) for one in differences]
+    if rows:
+        print_table("\nNot as it should be", ("what", "should be", "is", "since", "ended by"), rows, empty="")
+
+
+def _describe_end(difference: FleetDifference) -> str:
+    if difference.is_repaired_by != "platform":
+        return "you"
+    if difference.problem is None:
+        return "the platform"
+    return f"the platform, {difference.attempts} tries failed: {difference.problem}"
 
 
 def list_refused(state: EngineState) -> list[tuple[str, str, str]]:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 
 from loraplex.cli.confirm import Yes, confirm
+from loraplex.cli.example import examples
+from loraplex.cli.limit_flag import Limits, read_limits, show_limits
 from loraplex.cli.output import AsJson, done, print_facts, print_json, print_table, when
 from loraplex.cli.session import open_management
 from loraplex.client.errors import ClientError
@@ -15,32 +17,49 @@ app = App(
     name="tenants",
     help="Create and change teams (needs an admin key).",
     help_format="plaintext",
-    help_epilogue=(
-        'Examples:\n\n  loraplex tenants create team-x --display-name "Team X"\n  loraplex tenants list --json\n'
-    ),
+    help_epilogue=examples('loraplex tenants create team-x --display-name "Team X"', "loraplex tenants list"),
 )
 Bases = Annotated[list[str] | None, Parameter(name="--base", negative=())]
 
 
-@app.command
-def create(name: str, /, *, display_name: str | None = None, bases: Bases = None, as_json: AsJson = False) -> None:
-    """Create a tenant.
+@app.command(
+    help_epilogue=examples(
+        "loraplex tenants create team-x",
+        "loraplex tenants create team-x --base smollm2-135m --limit tokens_per_minute=60000",
+    )
+)
+def create(
+    name: str,
+    /,
+    *,
+    display_name: str | None = None,
+    bases: Bases = None,
+    limits: Limits = None,
+    weight: int | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a tenant: a team with keys, adapters, limits and usage of its own. Its next step is a key.
 
     Args:
         name: a-z, 0-9 and '-'; it is also its model name.
         display_name: For people.
         bases: A base it may use; repeat for more, none for all.
+        limits: NAME=NUMBER of adapter_bytes (also as 10GiB), adapter_versions, adapter_rank, requests_per_minute,
+            tokens_per_minute, concurrent_requests, tokens_per_day, tokens_per_month; repeat for more.
+        weight: Its share of a busy engine, 1 to 1000 (1 if it is not given): twice the weight, twice the tokens.
         as_json: Print JSON for programs.
     """
     with open_management() as client:
-        tenant = client.create_tenant(name, display_name=display_name, bases=bases)
+        tenant = client.create_tenant(
+            name, display_name=display_name, bases=bases, limits=read_limits(limits), weight=weight
+        )
     if as_json:
         print_json(tenant)
     else:
         done(f"Tenant {tenant.name}. Next: loraplex keys create {tenant.name} --name app")
 
 
-@app.command(name="list")
+@app.command(name="list", help_epilogue=examples("loraplex tenants list", "loraplex tenants list --json"))
 def list_(*, as_json: AsJson = False) -> None:
     """List the tenants that this key sees."""
     with open_management() as client:
@@ -59,9 +78,14 @@ def list_(*, as_json: AsJson = False) -> None:
     )
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex tenants show team-x"))
 def show(name: str, /, *, as_json: AsJson = False) -> None:
-    """Show one tenant and its adapters."""
+    """Show one tenant: its limits, its weight and its adapters.
+
+    Args:
+        name: The tenant.
+        as_json: Print JSON for programs.
+    """
     with open_management() as client:
         tenant = client.get_tenant(name)
         adapters = [] if as_json else client.list_adapters(name)
@@ -74,13 +98,21 @@ def show(name: str, /, *, as_json: AsJson = False) -> None:
             "display name": tenant.display_name,
             "state": tenant.state,
             "bases": "all" if tenant.bases is None else tenant.bases,
+            "limits": show_limits(tenant.limits or {}),
+            "weight": tenant.weight,
             "adapters": [adapter.name for adapter in adapters],
             "created": tenant.created_at,
         }
     )
 
 
-@app.command
+@app.command(
+    help_epilogue=examples(
+        "loraplex tenants update team-x --state suspended",
+        "loraplex tenants update team-x --limit tokens_per_day=2000000 --limit requests_per_minute=none",
+        "loraplex tenants update team-x --base smollm2-135m --weight 2",
+    )
+)
 def update(
     name: str,
     /,
@@ -89,16 +121,22 @@ def update(
     state: Literal["active", "suspended"] | None = None,
     bases: Bases = None,
     all_bases: Annotated[bool, Parameter(negative=())] = False,
+    limits: Limits = None,
+    weight: int | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a tenant; what is not named stays.
+    """Change a tenant; what is not named stays. It holds for the next request; running answers finish.
 
     Args:
         name: The tenant.
         display_name: For people; empty removes it.
-        state: The keys of a suspended tenant answer 403.
-        bases: A base it may use from now on; repeat for more.
+        state: The keys of a suspended tenant answer 403, until it is active again.
+        bases: A base it may use from now on, and no other but those that are named with it; repeat for more.
         all_bases: Let it use every base again.
+        limits: NAME=NUMBER sets a limit and NAME=none removes it: adapter_bytes (also as 10GiB), adapter_versions,
+            adapter_rank, requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
+            tokens_per_month; repeat for more.
+        weight: Its share of a busy engine, 1 to 1000: twice the weight, twice the tokens.
         as_json: Print JSON for programs.
     """
     changes: dict[str, object] = {}
@@ -108,6 +146,10 @@ def update(
         changes["state"] = state
     if bases is not None or all_bases:
         changes["bases"] = None if all_bases else bases
+    if limits:
+        changes["limits"] = read_limits(limits)
+    if weight is not None:
+        changes["weight"] = weight
     with open_management() as client:
         tenant = client.update_tenant(name, changes)
     if as_json:
@@ -116,7 +158,7 @@ def update(
         done(f"Tenant {tenant.name} changed.")
 
 
-@app.command
+@app.command(help_epilogue=examples("loraplex tenants delete team-x", "loraplex tenants delete team-x --cascade"))
 def delete(name: str, /, *, cascade: Annotated[bool, Parameter(negative=())] = False, is_sure: Yes = False) -> None:
     """Delete a tenant; its keys stop working at once, its name stays reserved for 30 days.
 

@@ -61,7 +61,7 @@ def up(
     from loraplex.supervisor.errors import UpError
     from loraplex.supervisor.option import DEFAULT_BASE, UpOptions
     from loraplex.supervisor.platform import run_platform
-    from loraplex_registry.wire.setting import read_settings
+    from loraplex_registry.wire.setting import read_drain_s, read_settings
 
     if once and not demo:
         raise UpError("--once belongs to --demo: it stops the demonstration after the answers.")
@@ -79,6 +79,7 @@ def up(
             port=port if port is not None else 0 if demo else told_port or _DEFAULT_PORT,
             insecure_behind_proxy=insecure_behind_proxy,
             engine_flags=engine_flags.to_argv(),
+            drain_s=read_drain_s(settings["drain_s"]),
         )
 
         async def on_ready(platform: RunningPlatform) -> None:
@@ -89,7 +90,8 @@ def up(
 
                 await run_demo(platform, Display(stderr()), stdout(), stop_after=once)
             elif not as_json:
-                greet(platform, await asyncio.to_thread(list_engines, platform))
+                engines, has_tenants = await asyncio.to_thread(look_around, platform)
+                greet(platform, engines, has_tenants=has_tenants)
 
         asyncio.run(run_platform(options, os.environ, Display(stderr()), on_ready))
 
@@ -123,16 +125,17 @@ def print_ready(platform: RunningPlatform) -> None:
     )
 
 
-def list_engines(platform: RunningPlatform) -> list[Replica]:
-    """Return the engines as the gateway sees them."""
+def look_around(platform: RunningPlatform) -> tuple[list[Replica], bool]:
+    """Return the engines as the gateway sees them, and whether there are tenants already."""
     from loraplex.client.connection import Connection
     from loraplex.client.management import Management
 
     with Connection(platform.location) as connection:
-        return Management(connection).list_fleet()
+        client = Management(connection)
+        return client.list_fleet(), bool(client.list_tenants())
 
 
-def greet(platform: RunningPlatform, engines: Sequence[Replica]) -> None:
+def greet(platform: RunningPlatform, engines: Sequence[Replica], *, has_tenants: bool) -> None:
     """Print where it serves and how, the key at first start, and what to do next."""
     from loraplex.cli.status import describe_engine
 
@@ -143,13 +146,16 @@ def greet(platform: RunningPlatform, engines: Sequence[Replica]) -> None:
     for engine in engines:
         say(f"Engine: {describe_engine(engine)}")
     say("Next, in another terminal:")
-    for line in build_next_lines(platform.folder.path, base):
+    for line in build_next_lines(platform.folder.path, base, has_tenants=has_tenants):
         say(f"  {line}")
     say("Ctrl-C stops it.")
 
 
-def build_next_lines(data_dir: Path, base: str) -> list[str]:
-    """Return commands for another terminal, which knows nothing of this one's settings."""
+def build_next_lines(data_dir: Path, base: str, *, has_tenants: bool) -> list[str]:
+    """Return commands for another terminal, which knows nothing of this one's settings.
+
+    On a platform that was used before the next step is not the first one.
+    """
     from loraplex.client.location import default_data_dir
 
     elsewhere = {name: value for name, value in os.environ.items() if name != "LORAPLEX_DATA_DIR"}
@@ -157,6 +163,6 @@ def build_next_lines(data_dir: Path, base: str) -> list[str]:
     program = name_program()
     return [
         *([] if is_default else [f"export LORAPLEX_DATA_DIR={shlex.quote(str(data_dir))}"]),
-        f"{program} tenants create team-x",
+        f"{program} status" if has_tenants else f"{program} tenants create team-x",
         f'{program} chat --model {base} "Hello!"',
     ]

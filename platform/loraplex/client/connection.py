@@ -16,6 +16,7 @@ from loraplex.client.location import Location, is_loopback
 from loraplex_registry.wire.adapter import Report
 
 T = TypeVar("T")
+_MAX_PAGE = 200
 _TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=600.0)
 
 
@@ -69,8 +70,9 @@ class Connection:
 
         Raises:
             ConnectionFailedError: Nobody answered.
-            ClientError: The server refused.
+            ClientError: The server refused, or the path does not mean what it says.
         """
+        _check_path(path)
         options["params"] = {name: value for name, value in options.get("params", {}).items() if value is not None}
         try:
             response = self.http.request(method, path, **options)
@@ -83,15 +85,16 @@ class Connection:
         """GET one object."""
         return decode(self.send("GET", path, **options).content, type_)
 
-    def list(self, path: str, type_: type[T], **params: Any) -> list[T]:
-        """GET all items of a list, page after page."""
+    def list(self, path: str, type_: type[T], *, max_items: int | None = None, **params: Any) -> list[T]:
+        """GET all items of a list, page after page, or the first `max_items`."""
         items: list[T] = []
         cursor: str | None = None
         while True:
-            page = self.get(path, Page, params=params | {"cursor": cursor})
+            limit = None if max_items is None else min(max_items - len(items), _MAX_PAGE)
+            page = self.get(path, Page, params=params | {"cursor": cursor, "limit": limit})
             items.extend(decode(bytes(item), type_) for item in page.data)
             cursor = page.next_cursor
-            if not cursor:
+            if not cursor or (max_items is not None and len(items) >= max_items):
                 return items
 
 
@@ -109,6 +112,13 @@ def decode(body: bytes, type_: type[T]) -> T:
             "server have the same version.",
             code="unexpected_answer",
         ) from error
+
+
+def _check_path(path: str) -> None:
+    """Return if each name in the path is one: libraries and proxies take others for steps to another address."""
+    for segment in path.split("/")[1:]:
+        if segment in (".", "..") or (not segment and path != "/"):
+            raise ClientError(f"{segment!r} is no name.", code="invalid_name")
 
 
 def check_response(response: httpx.Response) -> None:

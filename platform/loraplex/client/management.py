@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+import msgspec
 
 from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
 from loraplex.client.connection import Connection, check_response, decode, lost
 from loraplex.client.errors import ClientError
-from loraplex.client.types import Adapter, Alias, AliasChange, Base, Key, Model, Replica, Tenant
+from loraplex.client.stats import Stats
+from loraplex.client.types import (
+    Adapter,
+    Alias,
+    AliasChange,
+    Base,
+    Event,
+    Finding,
+    FleetReport,
+    Key,
+    Model,
+    MovedAlias,
+    Outcomes,
+    Reconciliation,
+    Replica,
+    Tenant,
+    WarmReplica,
+    Warmth,
+)
 from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES, CountingFile, Progress, Upload
-from loraplex_registry.wire.adapter import VersionView
+from loraplex_registry.wire.adapter import Target, VersionView
 
 LIVE = "live"
 
@@ -36,6 +56,18 @@ class Management:
     def list_fleet(self) -> list[Replica]:
         """Return the engines; for platform keys only."""
         return self.connection.list("/api/v1/fleet", Replica)
+
+    def show_fleet(self) -> FleetReport:
+        """Return the engines, and where they are not as they should be; for platform keys only."""
+        return self.connection.get("/api/v1/fleet", FleetReport)
+
+    def list_advice(self, tenant: str | None = None) -> list[Finding]:
+        """Return what to change, and why, of one tenant or of all that this key sees."""
+        return self.connection.list("/api/v1/advice", Finding, tenant=tenant)
+
+    def read_stats(self, window: str) -> Stats:
+        """Return the numbers to steer by of the last `1m`, `10m` or `1h`; this key's tenant's, or all."""
+        return self.connection.get("/api/v1/stats", Stats, params={"window": window})
 
     def list_tenants(self) -> list[Tenant]:
         """Return the tenants that this key sees."""
@@ -69,7 +101,16 @@ class Management:
 
     def revoke_key(self, tenant: str, key_id: str) -> None:
         """Revoke a key."""
-        self.connection.send("DELETE", f"{_tenant_path(tenant)}/keys/{quote(key_id, safe='')}")
+        self.connection.send("DELETE", _key_path(tenant, key_id))
+
+    def update_key(self, tenant: str, key_id: str, changes: dict[str, Any]) -> Key:
+        """Apply a merge patch to a key: None removes."""
+        return decode(self.connection.send("PATCH", _key_path(tenant, key_id), json=changes).content, Key)
+
+    def rotate_key(self, tenant: str, key_id: str, **fields: Any) -> Key:
+        """Make a key like another one, which ends after an overlap; the answer alone holds its text."""
+        answer = self.connection.send("POST", f"{_key_path(tenant, key_id)}/rotate", json=_present(fields))
+        return decode(answer.content, Key)
 
     def list_adapters(self, tenant: str) -> list[Adapter]:
         """Return a tenant's adapters."""
@@ -78,6 +119,10 @@ class Management:
     def get_adapter(self, tenant: str, adapter: str) -> Adapter:
         """Return one adapter."""
         return self.connection.get(_adapter_path(tenant, adapter), Adapter)
+
+    def update_adapter(self, tenant: str, adapter: str, changes: dict[str, Any]) -> Adapter:
+        """Apply a merge patch to an adapter: None removes."""
+        return decode(self.connection.send("PATCH", _adapter_path(tenant, adapter), json=changes).content, Adapter)
 
     def delete_adapter(self, tenant: str, adapter: str) -> None:
         """Delete an adapter; its name is free at once."""
@@ -148,27 +193,59 @@ class Management:
         answer = self.connection.send("POST", f"{_version_path(tenant, adapter, number)}/release")
         return decode(answer.content, VersionView)
 
+    def list_aliases(self, tenant: str, adapter: str) -> list[Alias]:
+        """Return all aliases of an adapter."""
+        return self.connection.list(f"{_adapter_path(tenant, adapter)}/aliases", Alias)
+
     def get_alias(self, tenant: str, adapter: str, alias: str) -> Alias:
         """Return where an alias points."""
         return self.connection.get(_alias_path(tenant, adapter, alias), Alias)
 
-    def promote(self, tenant: str, adapter: str, number: int) -> Alias:
+    def promote(self, tenant: str, adapter: str, number: int) -> MovedAlias:
         """Point `live` at one version.
 
         Raises:
             ClientError: The version is not ready, or somebody else moved the alias at the same time.
         """
-        path = _alias_path(tenant, adapter, LIVE)
-        body = {"targets": [{"version": number, "weight": 100}]}
-        return decode(self.connection.send("PUT", path, json=body, headers=self._read_condition(path)).content, Alias)
+        return self.set_alias(tenant, adapter, LIVE, [Target(number, 100)])
 
-    def roll_back(self, tenant: str, adapter: str) -> Alias:
-        """Point `live` at what it pointed to before."""
-        return decode(self.connection.send("POST", f"{_alias_path(tenant, adapter, LIVE)}/rollback").content, Alias)
+    def set_alias(
+        self, tenant: str, adapter: str, alias: str, targets: Sequence[Target], revision: int | None = None
+    ) -> MovedAlias:
+        """Point an alias at versions; it must be at `revision` (0: not there), by default at what it is read to be.
 
-    def list_history(self, tenant: str, adapter: str) -> list[AliasChange]:
-        """Return every change of `live`, newest first."""
-        return self.connection.list(f"{_alias_path(tenant, adapter, LIVE)}/history", AliasChange)
+        Raises:
+            ClientError: A version is not ready, or somebody else moved the alias meanwhile.
+        """
+        path = _alias_path(tenant, adapter, alias)
+        condition, before = self._read_condition(path) if revision is None else (_be_at(revision), None)
+        answer = self.connection.send("PUT", path, json={"targets": msgspec.to_builtins(targets)}, headers=condition)
+        return MovedAlias(decode(answer.content, Alias), answer.status_code == httpx.codes.CREATED, before)
+
+    def delete_alias(self, tenant: str, adapter: str, alias: str) -> None:
+        """Delete an alias."""
+        self.connection.send("DELETE", _alias_path(tenant, adapter, alias))
+
+    def roll_back(self, tenant: str, adapter: str, alias: str = LIVE) -> Alias:
+        """Point an alias at what it pointed to before."""
+        return decode(self.connection.send("POST", f"{_alias_path(tenant, adapter, alias)}/rollback").content, Alias)
+
+    def list_history(self, tenant: str, adapter: str, alias: str = LIVE) -> list[AliasChange]:
+        """Return every change of an alias, newest first."""
+        return self.connection.list(f"{_alias_path(tenant, adapter, alias)}/history", AliasChange)
+
+    def warm(self, tenant: str, adapter: str, number: int) -> list[WarmReplica]:
+        """Have every engine of its base load a version, and return what came of it."""
+        answer = self.connection.send("POST", f"{_version_path(tenant, adapter, number)}/warm")
+        return decode(answer.content, Warmth).replicas
+
+    def list_outcomes(self, tenant: str, adapter: str, **params: Any) -> list[Outcomes]:
+        """Return how generations ended, by minute and version, newest first; `params` as the route takes them."""
+        return self.connection.list(f"{_adapter_path(tenant, adapter)}/outcomes", Outcomes, **params)
+
+    def list_events(self, max_events: int, **params: Any) -> list[Event]:
+        """Return the newest events; `params` as the route takes them."""
+        return self.connection.list("/api/v1/audit", Event, max_items=max_events, **params)
 
     def download_all(self, version: VersionView, folder: Path, on_write: Progress) -> list[str]:
         """Write a version's files into `folder` and return their names.
@@ -190,6 +267,14 @@ class Management:
     def list_usage(self, **params: Any) -> list[dict[str, Any]]:
         """Return sums of usage, a row a group; `params` as the route takes them."""
         return self.connection.list("/api/v1/usage", dict, **params)
+
+    def list_usage_rows(self, max_rows: int | None = None, **params: Any) -> list[dict[str, Any]]:
+        """Return usage request by request, newest first; `params` as the route takes them."""
+        return self.connection.list("/api/v1/usage/requests", dict, max_items=max_rows, **params)
+
+    def reconcile_usage(self) -> Reconciliation:
+        """Return the usage rows of each engine's process beside what that counted itself."""
+        return self.connection.get("/api/v1/usage/reconcile", Reconciliation)
 
     def _download(self, version: VersionView, name: str, target: Path, on_write: Progress) -> None:
         """Write one file under a temporary name, and under its own when it is whole."""
@@ -226,14 +311,19 @@ class Management:
             raise ClientError(f"{len(found)} versions of {tenant}/{adapter} begin with {prefix}.", code="not_found")
         return found[0]
 
-    def _read_condition(self, path: str) -> dict[str, str]:
-        """Return the header that makes a PUT fail if the alias changes meanwhile."""
+    def _read_condition(self, path: str) -> tuple[dict[str, str], Alias | None]:
+        """Return the header that makes a PUT fail if the alias changes meanwhile, and what it is now."""
         try:
-            return {"if-match": self.connection.send("GET", path).headers["etag"]}
+            answer = self.connection.send("GET", path)
         except ClientError as error:
             if error.status != httpx.codes.NOT_FOUND:
                 raise
-            return {"if-none-match": "*"}
+            return {"if-none-match": "*"}, None
+        return {"if-match": answer.headers["etag"]}, decode(answer.content, Alias)
+
+
+def _be_at(revision: int) -> dict[str, str]:
+    return {"if-match": f'"{revision}"'} if revision else {"if-none-match": "*"}
 
 
 def _present(fields: dict[str, Any]) -> dict[str, Any]:
@@ -242,6 +332,10 @@ def _present(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _tenant_path(tenant: str) -> str:
     return f"/api/v1/tenants/{quote(tenant, safe='')}"
+
+
+def _key_path(tenant: str, key_id: str) -> str:
+    return f"{_tenant_path(tenant)}/keys/{quote(key_id, safe='')}"
 
 
 def _adapter_path(tenant: str, adapter: str) -> str:

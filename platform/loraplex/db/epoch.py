@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from loraplex.db.database import RAISED_EPOCH, Database
 from loraplex.db.tables import gateway_epoch
 
 
 async def bump_epoch(connection: AsyncConnection) -> int:
-    """Raise the epoch inside the caller's transaction and return it.
+    """Raise the epoch inside the caller's transaction of `Database.write`, which publishes it, and return it.
 
     The row lock serialises writers, so commits become visible in the order of their epochs.
     """
@@ -19,4 +20,16 @@ async def bump_epoch(connection: AsyncConnection) -> int:
         .values(epoch=gateway_epoch.c.epoch + 1)
         .returning(gateway_epoch.c.epoch)
     )
-    return int((await connection.execute(raised)).scalar_one())
+    epoch = int((await connection.execute(raised)).scalar_one())
+    (await connection.get_raw_connection()).info[RAISED_EPOCH] = epoch
+    return epoch
+
+
+async def read_epoch(database: Database) -> int:
+    """Return the epoch that is committed.
+
+    Raises:
+        UnavailableError: The database does not answer.
+    """
+    async with database.read() as connection:
+        return int((await connection.execute(sa.select(gateway_epoch.c.epoch))).scalar_one())

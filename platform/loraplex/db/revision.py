@@ -8,7 +8,7 @@ from sqlalchemy.exc import ProgrammingError
 from loraplex.db.database import Database
 from loraplex.errors import DatabaseRevisionError, UnavailableError
 
-REVISION = "0004_matrix_hashes"
+REVISION = "0012_quota_debts"
 """The newest migration that this program knows; newer ones that break nothing serve it too."""
 
 _NO_TABLE = "no such table"

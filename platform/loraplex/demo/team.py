@@ -12,6 +12,9 @@ from loraplex.client.upload import list_files
 from loraplex.supervisor.errors import UpError
 from loraplex_registry.wire.adapter import VersionView
 
+_LONGEST_WAIT_S = 300
+"""Until an engine has measured an adapter; it takes what the rest of the machine leaves it."""
+
 STYLES = ("pirate", "json", "legal")
 """Folders of the example adapters, one a team."""
 
@@ -47,6 +50,7 @@ def create_team(client: Management, style: str) -> Team:
         if error.code != "conflict":
             raise
     key = client.create_key(name, "demo", owner="demo")
-    version = client.push(name, "default", list_files(examples_folder() / style), lambda _: None)
+    files = list_files(examples_folder() / style)
+    version = client.push(name, "default", files, lambda _: None, wait=_LONGEST_WAIT_S)
     assert key.key, "the answer that creates a key holds it"
     return Team(name, key.key, version)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
 
 from loraplex.errors import AuthenticationError, TenantSuspendedError
 from loraplex.gateway.directory import Directory, KeyEntry, TenantEntry
-from loraplex.keys.secret import is_same_secret, parse_key
+from loraplex.keys.secret import is_broken, is_same_secret, parse_key
 from loraplex_registry.wire.identity import Identity
 
 _MAX_KEY_LEN = 512
@@ -28,11 +29,18 @@ _NOBODY = KeyEntry(
 
 
 class Authenticator:
-    """Verifies API keys against the directory."""
+    """Verifies API keys against the directory.
 
-    def __init__(self, directory: Directory, pepper: bytes) -> None:
+    Args:
+        directory: All keys and tenants.
+        pepper: What keys are hashed with.
+        note_use: Told of each key that opened something, without waiting.
+    """
+
+    def __init__(self, directory: Directory, pepper: bytes, note_use: Callable[[str], None] = lambda _: None) -> None:
         self._directory = directory
         self._pepper = pepper
+        self._note_use = note_use
 
     def authenticate(self, authorization: str | None, request_id: str) -> Identity:
         """Return who calls.
@@ -46,6 +54,24 @@ class Authenticator:
             TenantSuspendedError: The key's tenant is suspended.
         """
         key = self._verify(_read_bearer(authorization))
+        found = self._build_identity(key, request_id)
+        self._note_use(key.public_id)
+        return found
+
+    def identify(self, key_id: str, request_id: str) -> Identity:
+        """Return whom a key stands for that proved itself before, such as at the start of a session.
+
+        Raises:
+            AuthenticationError: It is gone, expired or revoked.
+            TenantSuspendedError: The key's tenant is suspended.
+        """
+        key = self._directory.find_key_by_id(key_id)
+        if key is None:
+            raise AuthenticationError
+        _check_alive(key)
+        return self._build_identity(key, request_id)
+
+    def _build_identity(self, key: KeyEntry, request_id: str) -> Identity:
         tenant = self._find_own_tenant(key)
         return Identity(
             role=key.role,
@@ -62,11 +88,10 @@ class Authenticator:
         found = self._directory.find_key(parsed.lookup)
         is_same = is_same_secret(parsed.secret, self._pepper, (found or _NOBODY).secret_hmac)
         if found is None or not is_same:
+            if is_broken(text):
+                raise AuthenticationError("This is not a whole API key: its last characters do not fit; copy it again.")
             raise AuthenticationError
-        if found.is_revoked:
-            raise AuthenticationError("This API key was revoked; ask for a new one.")
-        if found.expires_at is not None and found.expires_at <= datetime.now(UTC):
-            raise AuthenticationError("This API key has expired; ask for a new one.")
+        _check_alive(found)
         return found
 
     def _find_own_tenant(self, key: KeyEntry) -> TenantEntry | None:
@@ -90,13 +115,22 @@ def target(identity: Identity, name: str, directory: Directory) -> Identity | No
     tenant = directory.find_tenant(name)
     if tenant is None:
         return None
-    return msgspec.structs.replace(identity, target_tenant_id=str(tenant.id), target_tenant=tenant.name)
+    return msgspec.structs.replace(
+        identity, target_tenant_id=str(tenant.id), target_tenant=tenant.name, limits=tenant.limits
+    )
 
 
 def get_target_id(identity: Identity) -> uuid.UUID:
     """The id of the tenant named in the path."""
     assert identity.target_tenant_id is not None, "the route names a tenant"
     return uuid.UUID(identity.target_tenant_id)
+
+
+def _check_alive(key: KeyEntry) -> None:
+    if key.is_revoked:
+        raise AuthenticationError("This API key was revoked; ask for a new one.")
+    if key.expires_at is not None and key.expires_at <= datetime.now(UTC):
+        raise AuthenticationError("This API key has expired; ask for a new one.")
 
 
 def _read_bearer(authorization: str | None) -> str:

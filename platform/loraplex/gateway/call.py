@@ -1,4 +1,7 @@
-"""An inference body as the gateway reads it: the few fields it needs, checked; the rest goes on as it came."""
+"""An inference body as the gateway reads it: the names of all fields and the few that it needs, checked.
+
+The rest goes on as it came; engines judge its values.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import msgspec
 
 from loraplex.errors import InvalidRequestError
+from loraplex_engine.wire.field import check_names
 from loraplex_engine.wire.strict_json import decode_object
 
 # The first of these that is given decides the canary bucket.
@@ -37,9 +41,12 @@ def parse_call(route: str, body: bytes) -> Call:
 
     Raises:
         InvalidJsonError: The body is not one strict JSON object.
+        UnknownParameterError: Nobody knows a field.
+        UnsupportedParameterError: A field is known elsewhere and not built here.
         InvalidRequestError: A field that the gateway reads is missing or of a wrong type.
     """
     fields = decode_object(body)
+    check_names(route, fields)
     given = {name: value for name, value in fields.items() if value is not None}
     if "model" not in given:
         raise InvalidRequestError("model is required; GET /v1/models lists the names", param="model")

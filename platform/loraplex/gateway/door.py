@@ -7,43 +7,71 @@ the handlers, which know what they do.
 from __future__ import annotations
 
 import hmac
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from loraplex.errors import AuthenticationError, NotFoundError
+from loraplex.errors import AuthenticationError, InvalidRequestError, NotFoundError
 from loraplex.gateway.authentication import Authenticator, target
 from loraplex.gateway.directory import Directory
 from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.log import note
 from loraplex_registry.wire.naming import is_name
 
-_OPEN = frozenset({"/healthz", "/readyz", "/metrics"})
+_OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 _INTERNAL = "/internal/"
 _ARTIFACTS = "/internal/artifacts/"
+_SLASHES = re.compile("//+")
+_SINGLE = frozenset(
+    {
+        b"authorization",
+        b"content-type",
+        b"idempotency-key",
+        b"if-match",
+        b"if-none-match",
+        b"x-amz-checksum-sha256",
+        b"x-loraplex-canary-key",
+        b"x-request-timeout",
+    }
+)
+"""Headers of one meaning: of two, a proxy in front may take another than we."""
 
 
 class Door(ASGIMiddleware):
     """Authenticates; see the module."""
 
-    def __init__(self, authenticator: Authenticator, directory: Directory, engine_key: str | None) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        directory: Directory,
+        engine_key: str | None,
+        freshen_keys: Callable[[], Awaitable[None]],
+    ) -> None:
         self._authenticator = authenticator
         self._directory = directory
         self._engine_key = engine_key
+        self._freshen_keys = freshen_keys
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Let a request in, or raise."""
+        _check_single(scope["headers"])
         if scope["path"] not in _OPEN:
-            await self._directory.ensure_fresh()
-            scope["state"]["identity"] = self._identify(scope)
+            await self._freshen_keys()
+            identity = scope["state"]["identity"] = self._identify(scope)
+            note(tenant=identity.tenant, key_id=identity.key_id)
         await next_app(scope, receive, send)
 
     def _identify(self, scope: Scope) -> Identity:
         headers = {name.lower(): value for name, value in scope["headers"]}
         authorization = headers.get(b"authorization", b"").decode("latin-1")
         request_id = scope["state"]["request_id"]
-        if scope["path"].startswith(_INTERNAL):
-            return self._identify_engine(scope["path"], authorization, request_id)
+        # the router takes several slashes for one
+        path = _SLASHES.sub("/", scope["path"])
+        if path.startswith(_INTERNAL):
+            return self._identify_engine(path, authorization, request_id)
         identity = self._authenticator.authenticate(authorization, request_id)
         return self._aim(identity, scope["path_params"])
 
@@ -72,6 +100,16 @@ class Door(ASGIMiddleware):
         if aimed is None:
             raise NotFoundError(_explain_no_tenant(identity, path_params["tenant"]), param="tenant")
         return aimed
+
+
+def _check_single(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        lowered = name.lower()
+        if lowered in _SINGLE and lowered in seen:
+            param = lowered.decode()
+            raise InvalidRequestError(f"The header {param} is there twice; send it once", param=param)
+        seen.add(lowered)
 
 
 def _explain_no_tenant(identity: Identity, name: str) -> str:

@@ -3,6 +3,7 @@
 Refusals are counted here, whoever made them: the gateway, the registry inside it, or an engine.
 Nothing that a client sends as `x-loraplex-*` passes, but the canary key. OPTIONS is a method that no address takes, so
 a browser's question whether it may call from another site's page has no answer: its page would have to hold a key.
+HEAD is answered wherever GET is, as GET without its body, which the server below keeps back.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ import re
 from collections.abc import Iterable
 from typing import cast
 
-from litestar.enums import HttpMethod, ScopeType
+from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope, Send
 
 from loraplex.errors import BodyTimeoutError
 from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.problem import find_code
 from loraplex_registry.wire.ids import new_public_id
+from loraplex_registry.wire.log import AccessLog, note
 
 CANARY_HEADER = "x-loraplex-canary-key"
 _PRIVATE_PREFIX = b"x-loraplex-"
 _BODY_IDLE_S = 30.0
 _CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 _NO_ROUTE = "none"
-# the framework would answer OPTIONS itself; this one it refuses, with the methods that there are
-_REFUSED_METHOD = "TRACE"
+# the framework would answer OPTIONS itself; TRACE it refuses, with the methods that there are
+_METHODS = {"OPTIONS": "TRACE", "HEAD": "GET"}
 _FIRST_ERROR = 400
 _EVENT = b"data: "
 _ERROR_EVENT = b'data: {"error"'
@@ -48,9 +50,10 @@ class Edge:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["client_request_id"] = _find_client_id(scope["headers"])
+        note(request_id=request_id, client_request_id=state["client_request_id"])
         scope["headers"] = [(name, value) for name, value in scope["headers"] if not _is_private(name)]
-        if scope["method"] == HttpMethod.OPTIONS:
-            scope["method"] = _REFUSED_METHOD  # type: ignore[typeddict-item]
+        # a copy: the server looks at its own for the method that the client sent
+        inner = cast("Scope", {**scope, "method": _METHODS.get(scope["method"], scope["method"])})
 
         is_error = False
 
@@ -58,13 +61,15 @@ class Edge:
             nonlocal is_error
             if message["type"] == "http.response.start":
                 is_error = message["status"] >= _FIRST_ERROR
-                self._metrics.count_answer(scope.get("path_template") or _NO_ROUTE, message["status"])
+                route = inner.get("path_template") or _NO_ROUTE
+                note(route=route)
+                self._metrics.count_answer(route, message["status"])
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 self._count_refusal(message.get("body", b""), is_error=is_error)
             await send(message)
 
-        await self._app(scope, _bound(receive), send_with_id)
+        await self._app(inner, _bound(receive), send_with_id)
 
     def _count_refusal(self, body: bytes, *, is_error: bool) -> None:
         """Count the error that ends an answer: its whole body, or the last event of a stream."""
@@ -72,7 +77,13 @@ class Edge:
             return
         code = find_code(body.removeprefix(_EVENT))
         if code is not None:
+            note(code=code)
             self._metrics.count_refusal(code)
+
+
+def build_edge(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
+    """Return the layer around `app`, with a line in the log for each request."""
+    return AccessLog(Edge(app, metrics), "loraplex.access")
 
 
 def _is_private(name: bytes) -> bool:

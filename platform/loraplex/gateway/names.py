@@ -16,6 +16,7 @@ from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta
 FetchDelta = Callable[[int], Awaitable[NamesDelta]]
 LIVE = "live"
 _REFRESH_TIMEOUT_S = 2.0
+_CALLABLE = ("validating", "ready", "quarantined")
 
 
 class NameIndex:
@@ -38,6 +39,8 @@ class NameIndex:
         self._bases: dict[str, BaseName] = {}
         self._id_to_adapter: dict[str, AdapterName] = {}
         self._tenant_id_to_adapters: dict[str, dict[str, AdapterName]] = {}
+        self._contents: tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]] = (frozenset(), frozenset())
+        self._contents_epoch = -1
 
     @property
     def is_loaded(self) -> bool:
@@ -76,6 +79,10 @@ class NameIndex:
         """Return a living adapter of a living tenant."""
         return self._adapters_of(tenant).get(name)
 
+    def find_adapter_by_id(self, adapter_id: str) -> AdapterName | None:
+        """Return a living adapter, whatever its tenant."""
+        return self._id_to_adapter.get(adapter_id)
+
     def find_default(self, tenant: str) -> AdapterName | None:
         """Return the tenant's default adapter; before one was live, its only adapter, which can say why it is not.
 
@@ -87,13 +94,39 @@ class NameIndex:
             return next((adapter for adapter in adapters if LIVE not in adapter.aliases), None)
         return default
 
-    def has_ready(self, base: str, digest: str) -> bool:
-        """Whether a version of that content is ready, whoever's it is."""
-        return self._has_version(base, digest, ("ready",))
+    def has_served(self, base: str, digest: str) -> bool:
+        """Whether a version of that content is ready, or is about to be, whoever's it is."""
+        return self._has_version(base, digest, ("validating", "ready"))
 
     def has_callable(self, base: str, digest: str) -> bool:
         """Whether a version of that content is called, or may be without an upload, whoever's it is."""
-        return self._has_version(base, digest, ("validating", "ready", "quarantined"))
+        return self._has_version(base, digest, _CALLABLE)
+
+    def has_retired(self, base: str, digest: str) -> bool:
+        """Whether a living adapter has that content as a version that may be restored."""
+        return self._has_version(base, digest, ("retired",))
+
+    def list_contents(self) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
+        """All content by base and digest: what is callable (see `has_callable`), and what living adapters retired."""
+        if self._contents_epoch != self._epoch:
+            found = [
+                (version.state, (adapter.base, version.digest))
+                for adapter in self._id_to_adapter.values()
+                for version in adapter.versions
+            ]
+            is_callable = frozenset(pair for state, pair in found if state in _CALLABLE)
+            self._contents = is_callable, frozenset(pair for state, pair in found if state == "retired")
+            self._contents_epoch = self._epoch
+        return self._contents
+
+    def find_registered(self, pool: str) -> frozenset[str]:
+        """Return the digests of the full fine-tunes that a pool is to serve, nothing if it is free."""
+        return frozenset(
+            version.digest
+            for adapter in self._id_to_adapter.values()
+            for version in adapter.versions
+            if version.pool == pool and version.state in ("ready", "quarantined")
+        )
 
     def bases(self) -> list[BaseName]:
         """All bases by name."""

@@ -7,7 +7,7 @@ import binascii
 import uuid
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
@@ -16,6 +16,7 @@ from loraplex.errors import InvalidRequestError, UnknownParameterError
 
 _DEFAULT_LIMIT = 50
 _MAX_LIMIT = 200
+_T = TypeVar("_T")
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -45,7 +46,12 @@ def read_query(request: Request[Any, Any, Any], known: Collection[str]) -> dict[
 def read_page(request: Request[Any, Any, Any], known: Collection[str] = ()) -> tuple[Page, dict[str, str]]:
     """Return the page asked for and the other query parameters, which must be among `known`."""
     query = read_query(request, {"limit", "cursor", *known})
-    return Page(_read_limit(query.pop("limit", None)), _read_cursor(query.pop("cursor", None))), query
+    return take_page(query), query
+
+
+def take_page(query: dict[str, str]) -> Page:
+    """Return the page asked for, and take what says so out of the query parameters."""
+    return Page(read_limit(query.pop("limit", None)), _read_cursor(query.pop("cursor", None)))
 
 
 def build_list(rows: list[dict[str, Any]], page: Page, show: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -65,7 +71,12 @@ def show_time(instant: datetime | None) -> str | None:
     )
 
 
-def _read_limit(text: str | None) -> int:
+def read_limit(text: str | None) -> int:
+    """Return the length of a page.
+
+    Raises:
+        InvalidRequestError: It is no number in range.
+    """
     if text is None:
         return _DEFAULT_LIMIT
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_LIMIT):
@@ -73,13 +84,38 @@ def _read_limit(text: str | None) -> int:
     return int(text)
 
 
+def write_mark(last: Any) -> str:
+    """Return a cursor for a list that is not by id: `last`, a struct, says where its page ended."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode().rstrip("=")
+
+
+def read_mark(text: str, type_: type[_T]) -> _T:
+    """Return what `write_mark` was given.
+
+    Raises:
+        InvalidRequestError: It is no cursor of that list.
+    """
+    try:
+        last = msgspec.json.decode(base64.urlsafe_b64decode(text + "=="), type=type_)
+    except (ValueError, binascii.Error) as error:
+        raise InvalidRequestError("cursor is not one that a list gave", param="cursor") from error
+    # the decoder passes over characters that it does not know
+    if write_mark(last) != text:
+        raise InvalidRequestError("cursor is not one that a list gave", param="cursor")
+    return last
+
+
 def _read_cursor(text: str | None) -> uuid.UUID | None:
     if text is None:
         return None
     try:
-        return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+        found = uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
     except (ValueError, binascii.Error) as error:
         raise InvalidRequestError("cursor is not one that a list gave", param="cursor") from error
+    # the decoder passes over characters that it does not know
+    if _write_cursor(found) != text:
+        raise InvalidRequestError("cursor is not one that a list gave", param="cursor")
+    return found
 
 
 def _write_cursor(key: uuid.UUID) -> str:

@@ -16,15 +16,15 @@ def get_identity(request: Request[Any, Any, Any]) -> Identity:
     return identity
 
 
-def require_scope(request: Request[Any, Any, Any], scope: str) -> Identity:
-    """Return who calls, if it has `scope`.
+def require_scope(request: Request[Any, Any, Any], *scopes: str) -> Identity:
+    """Return who calls, if it has one of `scopes`.
 
     Raises:
-        PermissionDeniedError: It lacks the scope.
+        PermissionDeniedError: It has none of them.
     """
     identity = get_identity(request)
-    if not identity.has_scope(scope):
-        raise PermissionDeniedError(f"This key lacks the scope {scope}")
+    if not any(identity.has_scope(scope) for scope in scopes):
+        raise PermissionDeniedError(f"This key lacks the scope {' or '.join(scopes)}")
     return identity
 
 

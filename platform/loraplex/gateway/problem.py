@@ -5,6 +5,7 @@ The one table from codes to statuses. Errors of other parts are known by their `
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -44,6 +45,8 @@ CODE_TO_STATUS = {
     "idempotency_key_reused": 422,
     "precondition_required": 428,
     "queue_full": 429,
+    "rate_limit_exceeded": 429,
+    "quota_exceeded": 429,
     "internal_error": 500,
     "adapter_output_invalid": 500,
     "replica_failed": 502,
@@ -88,6 +91,10 @@ class Problem(msgspec.Struct, frozen=True):
         error_type = _STATUS_TO_TYPE.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}}
 
+    def encode(self) -> bytes:
+        """Return the body as JSON in ASCII: what clients wrote may be no whole text."""
+        return json.dumps(self.body, separators=(",", ":")).encode()
+
     @property
     def all_headers(self) -> dict[str, str]:
         """Headers that go with the body."""
@@ -112,7 +119,9 @@ def describe(error: BaseException) -> Problem:
         message=str(getattr(error, "message", "") or error),
         code=code,
         param=getattr(error, "param", None),
-        retry_after_s=getattr(error, "retry_after_s", None),
+        # the registry's errors say no time of their own
+        retry_after_s=getattr(error, "retry_after_s", 1 if CODE_TO_STATUS[code] == 503 else None),
+        headers=getattr(error, "headers", None) or {},
     )
 
 
@@ -137,8 +146,9 @@ def _describe_http(error: HTTPException) -> Problem:
 
 
 def _read_allow(error: HTTPException) -> dict[str, str]:
-    """Litestar's list of methods, without the OPTIONS that it adds to every route and `Edge` keeps from it."""
+    """Litestar's list of methods, as `Edge` lets them through: HEAD wherever there is GET, OPTIONS nowhere."""
     given = {name.lower(): value for name, value in (error.headers or {}).items()}
     if "allow" not in given:
         return {}
-    return {"allow": ", ".join(sorted({method.strip() for method in given["allow"].split(",")} - {"OPTIONS"}))}
+    methods = {method.strip() for method in given["allow"].split(",")} - {"OPTIONS"}
+    return {"allow": ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))}

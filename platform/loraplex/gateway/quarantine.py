@@ -39,7 +39,7 @@ class QuarantineWatch:
         if unloadable:
             await self._names.ensure_fresh()
         for (base, digest), reason in unloadable.items():
-            if not self._names.has_ready(base, digest):
+            if not self._names.has_served(base, digest):
                 continue
             try:
                 num_versions = await self._quarantine(digest, _clean(reason))

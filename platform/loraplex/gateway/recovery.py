@@ -16,13 +16,16 @@ class DoneFinder:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
-    async def find(self, row: RequestRow) -> Done | None:
-        """Return what `row` cost, ending it if it still runs; None if no engine knows it.
+    async def find(self, row: RequestRow) -> tuple[Done, str] | None:
+        """Return what `row` cost and the engine that says so, ending it if it still runs; None if no engine knows it.
+
+        Of several engines that know it, those tried first had refused it: what counts is the one that sampled tokens.
 
         Raises:
-            OSError: No engine knows it, but one did not answer.
+            OSError: No engine sampled tokens for it, but one did not answer.
         """
         urls = [replica.url for replica in self._fleet.view.replicas]
+        found: tuple[Done, str] | None = None
         is_complete = True
         for url in sorted(urls, key=lambda url: url != row.replica):
             try:
@@ -30,12 +33,14 @@ class DoneFinder:
             except (UnreachableError, ReplicaFailedError, msgspec.MsgspecError):
                 is_complete = False
                 continue
-            if done is not None:
-                found = msgspec.structs.asdict(done)
-                return Done(**{name: found[name] for name in Done.__struct_fields__})
+            if done is not None and (found is None or done.completion_tokens):
+                fields = msgspec.structs.asdict(done)
+                found = Done(**{name: fields[name] for name in Done.__struct_fields__}), url
+            if done is not None and done.completion_tokens:
+                return found
         if not is_complete:
             raise OSError("an engine does not answer")
-        return None
+        return found
 
 
 async def _ask(client: EngineClient, request_id: str) -> RequestDone | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from litestar.types import Receive, Scope, Send
@@ -27,6 +27,7 @@ _PASSED_HEADERS = ("content-type", "retry-after")
 _log = logging.getLogger(__name__)
 
 Settle = Callable[[Settlement, Replica], Awaitable[None]]
+NoteProgress = Callable[[int, Replica, float], None]
 Abort = Callable[[str], Awaitable[RequestDone | None]]
 
 
@@ -44,7 +45,8 @@ class Generation:
         drain: Tells when this process must end.
         settle: Commits how it ended, and the replica that had it last.
         abort: Ends it at the engine whose URL is given, and says what it cost.
-        note_progress: Takes the number of events passed on.
+        note_progress: Takes the number of events passed on, whose they are, and when the last of them came.
+        headers: Of the answer, beside those of the relay.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Generation:
         *,
         settle: Settle,
         abort: Abort,
-        note_progress: Callable[[int], None],
+        note_progress: NoteProgress,
+        headers: Mapping[str, str],
     ) -> None:
         self._order = order
         self._replica = replica
@@ -65,6 +68,7 @@ class Generation:
         self._settle = settle
         self._abort = abort
         self._note_progress = note_progress
+        self._headers = headers
         self._num_events = 0
         self._has_started = False
         self._is_settled = False
@@ -124,11 +128,14 @@ class Generation:
         await self._start(answer, send)
         async for events in answer.events():
             if events.is_last:
-                await self._settle_answered(answer, _read_code(events.error) if events.error else None)
+                code = _read_code(events.error) if events.error else None
+                self._dispatcher.note_end(self._replica, code)
+                await self._settle_answered(answer, code)
                 await _send_body(send, events.data, more=False)
                 return
-            self._num_events += events.count
-            self._note_progress(self._num_events)
+            if events.count:
+                self._num_events += events.count
+                self._note_progress(self._num_events, self._replica, events.arrived_at)
             await _send_body(send, events.data, more=True)
         raise ReplicaFailedError("The engine ended its answer in the middle; send the request again.")
 
@@ -152,7 +159,7 @@ class Generation:
             "x-loraplex-digest": resolved.digest or "base",
             "x-loraplex-replica": self._replica.name,
         }
-        return headers | ({"cache-control": "no-store"} if is_stream else {})
+        return {**headers, **self._headers, **({"cache-control": "no-store"} if is_stream else {})}
 
     async def _settle_answered(self, answer: EngineAnswer, code: str | None) -> None:
         done = _read_done(answer.done) if answer.done else Done(completion_tokens=self._num_events)
@@ -197,7 +204,7 @@ async def _send_body(send: Send, body: bytes, *, more: bool) -> None:
 
 
 async def _send_error_event(send: Send, error: LoraplexError) -> None:
-    await _send_body(send, b"data: %b\n\n" % msgspec.json.encode(describe(error).body), more=False)
+    await _send_body(send, b"data: %b\n\n" % describe(error).encode(), more=False)
 
 
 def _read_done(done: RequestDone) -> Done:

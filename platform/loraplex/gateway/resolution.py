@@ -57,6 +57,16 @@ class Resolved(msgspec.Struct, frozen=True):
         """The version's rank, 0 for a base."""
         return 0 if self.version is None else self.version.rank
 
+    @property
+    def weights(self) -> str | None:
+        """The base's weights that alone may serve the version, None if any may."""
+        return None if self.version is None else self.version.weights_digest
+
+    @property
+    def pool(self) -> str | None:
+        """The pool whose replicas serve the version as a whole model, None for bases and their adapters."""
+        return None if self.version is None else self.version.pool
+
 
 def resolve(model: str, caller: Caller, names: NameIndex, canary_key: str) -> Resolved:
     """Return what `model` names.
@@ -100,6 +110,17 @@ def find_listed(adapter: AdapterName) -> VersionName | None:
     return next((version for version in versions if version is not None and version.state == "ready"), None)
 
 
+def find_part(resolved: Resolved) -> str | None:
+    """Return which part a version has in a canary: of live targets the `main` one, or a `canary`; None without one."""
+    adapter, version = resolved.adapter, resolved.version
+    if adapter is None or version is None:
+        return None
+    numbers = {target.version for target in adapter.aliases.get(LIVE, ()) if target.weight}
+    if len(numbers) < 2 or version.number not in numbers:
+        return None
+    return "main" if version == find_listed(adapter) else "canary"
+
+
 def canary_bucket(alias_id: str, key: str) -> int:
     """A number in [0, 10000) that depends on the alias and the key alone."""
     digest = hashlib.sha256(alias_id.encode() + key.encode("utf-8", "surrogatepass")).digest()
@@ -125,10 +146,12 @@ def _find_version(match: re.Match[str], adapter: AdapterName, canary_key: str) -
 
 
 def _find_first(adapter: AdapterName) -> VersionName | None:
-    """Without a live alias only a first version that is on its way, or was stopped, explains itself."""
-    if len(adapter.versions) == 1 and adapter.versions[0].state in ("validating", "quarantined"):
-        return adapter.versions[0]
-    return None
+    """Without a live alias only a version that is on its way, or was the only one and was stopped, explains itself."""
+    waiting = [version for version in adapter.versions if version.state == "validating"]
+    if waiting:
+        return waiting[-1]
+    is_stopped = len(adapter.versions) == 1 and adapter.versions[0].state == "quarantined"
+    return adapter.versions[0] if is_stopped else None
 
 
 def _choose_target(adapter: AdapterName, alias: str, canary_key: str) -> int:
@@ -161,9 +184,13 @@ def _check_state(model: str, version: VersionName) -> VersionName:
         raise AdapterQuarantinedError(_explain_quarantine(model, version), param="model")
     if version.state == "validating":
         raise AdapterLoadingError(f"{model}: version {version.number} is still being validated", param="model")
-    raise AdapterRetiredError(
-        f"{model}: version {version.number} is {version.state}; restore it or call another", param="model"
-    )
+    if version.kind == "full":
+        todo = "it was a full fine-tune, and its escalation is closed: call another, or open a new escalation"
+    elif version.state == "retired":
+        todo = "restore it or call another"
+    else:
+        todo = "upload it again or call another"
+    raise AdapterRetiredError(f"{model}: version {version.number} is {version.state}; {todo}", param="model")
 
 
 def _explain_quarantine(model: str, version: VersionName) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Iterator
@@ -208,6 +209,12 @@ class GatewayServer(uvicorn.Server):
         super().__init__(config)
         self._drain = drain
         self._drain_s = drain_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve; what there is by then stays, so the collector need not look at it ever again."""
+        gc.collect()
+        gc.freeze()
+        await super().startup(sockets)
 
     def stop(self) -> None:
         """Begin to drain; once more: at once."""

@@ -14,8 +14,9 @@ import zlib
 from dataclasses import dataclass, field
 
 _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_PREFIX = "lpx_"
 _ID_LEN, _SECRET_LEN, _CRC_LEN = 10, 43, 6
-_KEY = re.compile(rf"lpx_([0-9A-Za-z]{{{_ID_LEN}}})_([0-9A-Za-z]{{{_SECRET_LEN}}})([0-9A-Za-z]{{{_CRC_LEN}}})")
+_KEY = re.compile(rf"{_PREFIX}([0-9A-Za-z]{{{_ID_LEN}}})_([0-9A-Za-z]{{{_SECRET_LEN}}})([0-9A-Za-z]{{{_CRC_LEN}}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class KeyText:
 
 def new_key_text() -> str:
     """Return a fresh key of 256 random bits."""
-    body = f"lpx_{_random(_ID_LEN)}_{_random(_SECRET_LEN)}"
+    body = f"{_PREFIX}{_random(_ID_LEN)}_{_random(_SECRET_LEN)}"
     return body + _crc(body)
 
 
@@ -42,6 +43,12 @@ def parse_key(text: str, pepper: bytes) -> KeyText:
         return KeyText(lookup=match[1], secret=match[2])
     foreign = hmac_secret(f"lookup:{text}", pepper).hex()
     return KeyText(lookup=f"~{foreign[:30]}", secret=text)
+
+
+def is_broken(text: str) -> bool:
+    """Whether a text began as a key and is none: cut, lengthened or mistyped. It says nothing of any key there is."""
+    match = _KEY.fullmatch(text)
+    return text.startswith(_PREFIX) and (match is None or _crc(text[:-_CRC_LEN]) != match[3])
 
 
 def hmac_secret(secret: str, pepper: bytes) -> bytes:

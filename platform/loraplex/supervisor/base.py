@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from loraplex.client.connection import Connection
+from loraplex.client.connection import Connection, decode
 from loraplex.client.location import Location
+from loraplex.client.types import Base
 from loraplex.supervisor.errors import UpError
 from loraplex_registry.peft.spec import BaseSpec
 
@@ -67,11 +68,12 @@ def read_base(folder: Path) -> PulledBase:
     return PulledBase(folder, spec)
 
 
-def register_base(location: Location, base: PulledBase) -> None:
-    """Tell the registry the facts of a base; telling them again changes nothing but the rank limit.
+def register_base(location: Location, base: PulledBase) -> Base:
+    """Tell the registry the facts of a base and return how it knows it; the rank limit is then that of `base`.
 
     Raises:
         ClientError: The registry refused.
     """
     with Connection(location) as connection:
-        connection.send("POST", "/api/v1/bases", json=msgspec.to_builtins(base.spec))
+        answer = connection.send("POST", "/api/v1/bases", json=msgspec.to_builtins(base.spec))
+    return decode(answer.content, Base)

@@ -60,6 +60,7 @@ def build_gateway(
     env = build_control_environment(environ, folder)
     env.pop("LORAPLEX_LISTEN_FILE", None)
     env["LORAPLEX_LISTEN"] = addresses.listen
+    give_default(env, "LORAPLEX_LOG_FORMAT", "text")
     give_default(
         env, "LORAPLEX_POOLS", json.dumps({"default": {"base": base.spec.name, "engines": [addresses.engine_url]}})
     )
@@ -76,6 +77,7 @@ def build_engine(
     env = build_environment(environ, "engine")
     for name in ("LORAPLEX_LISTEN", "LORAPLEX_LISTEN_FILE"):
         env.pop(name, None)
+    give_default(env, "LORAPLEX_LOG_FORMAT", "text")
     env["LORAPLEX_CACHE_DIR"] = str(options.cache_dir)
     env["LORAPLEX_REGISTRY_URL"] = addresses.url
     give_default_file(env, "LORAPLEX_VERIFY_KEYS", folder.verify_keys)

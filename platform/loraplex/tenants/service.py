@@ -6,7 +6,7 @@ A deleted tenant's row stays, and its name stays reserved for 30 days.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,10 +21,12 @@ from loraplex.db.tables import tenant
 from loraplex.errors import ConflictError, NameReservedError, NotFoundError
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.ids import new_uuid
+from loraplex_registry.wire.limits import merge_limits
 
-RESERVED_NAMES = frozenset({"platform"})
-"""`owned_by` of bases in /v1/models."""
+RESERVED_NAMES = frozenset({"platform", "other"})
+"""`owned_by` of bases in /v1/models; the label in metrics of what has none of its own."""
 
+_SHOWN = ("display_name", "state", "bases", "limits", "weight")
 _NAME_KEPT = timedelta(days=30)
 
 
@@ -35,9 +37,15 @@ class TenantService:
         self._database = database
 
     async def create_tenant(
-        self, by: Identity, name: str, display_name: str | None, bases: Sequence[str] | None
+        self,
+        by: Identity,
+        name: str,
+        display_name: str | None,
+        bases: Sequence[str] | None,
+        limits: dict[str, int | None] | None,
+        weight: int | None = None,
     ) -> dict[str, Any]:
-        """Create a tenant and return its row; `bases` None allows all.
+        """Create a tenant and return its row; `bases` None allows all, `limits` and `weight` are judged already.
 
         Raises:
             NameReservedError: The name is kept for the platform or for a tenant deleted a short while ago.
@@ -49,6 +57,8 @@ class TenantService:
             "display_name": display_name,
             "state": "active",
             "bases": None if bases is None else list(bases),
+            "limits": merge_limits(None, limits),
+            "weight": weight,
             "created_at": datetime.now(UTC),
             "deleted_at": None,
         }
@@ -57,24 +67,31 @@ class TenantService:
                 await _check_free(connection, name)
                 row["changed_epoch"] = await bump_epoch(connection)
                 await connection.execute(tenant.insert(), row)
-                await _record(connection, by, "tenant.created", row, {"bases": row["bases"]})
+                await _record(connection, by, "tenant.created", row, after=_pick(row, _SHOWN))
         except IntegrityError as error:
             raise ConflictError(f"There is a tenant {name!r} already", param="name") from error
         return row
 
     async def change_tenant(self, by: Identity, tenant_id: uuid.UUID, changes: dict[str, Any]) -> dict[str, Any]:
-        """Apply `changes` (columns display_name, bases, state) and return the row.
+        """Apply `changes` (columns display_name, bases, state, weight; limits to be merged) and return the row.
 
         Raises:
             NotFoundError: The tenant is gone.
         """
         async with self._database.write() as connection:
-            if changes:
-                values = changes | {"changed_epoch": await bump_epoch(connection)}
-                await connection.execute(sa.update(tenant).where(_is_alive(tenant_id)).values(values))
+            # first, as it puts changes of one tenant in order: what is merged below is what is there
+            epoch = await bump_epoch(connection) if changes else 0
+            old = await _get_row(connection, tenant_id)
+            if not changes:
+                return old
+            if "limits" in changes:
+                changes = changes | {"limits": merge_limits(old["limits"], changes["limits"])}
+            await connection.execute(
+                sa.update(tenant).where(_is_alive(tenant_id)).values(changes | {"changed_epoch": epoch})
+            )
             row = await _get_row(connection, tenant_id)
-            if changes:
-                await _record(connection, by, "tenant.changed", row, changes)
+            before, after = _pick(old, changes), _pick(row, changes)
+            await _record(connection, by, "tenant.changed", row, before=before, after=after)
         return row
 
     async def delete_tenant(self, by: Identity, tenant_id: uuid.UUID) -> None:
@@ -88,7 +105,7 @@ class TenantService:
             epoch = await bump_epoch(connection)
             values = {"state": "deleted", "deleted_at": datetime.now(UTC), "changed_epoch": epoch}
             await connection.execute(sa.update(tenant).where(tenant.c.id == tenant_id).values(values))
-            await _record(connection, by, "tenant.deleted", row, {})
+            await _record(connection, by, "tenant.deleted", row, before=_pick(row, _SHOWN))
 
 
 async def get_tenant(database: Database, tenant_id: uuid.UUID) -> dict[str, Any]:
@@ -127,7 +144,7 @@ async def _get_row(connection: AsyncConnection, tenant_id: uuid.UUID) -> dict[st
 
 async def _check_free(connection: AsyncConnection, name: str) -> None:
     if name in RESERVED_NAMES:
-        raise NameReservedError(f"{name!r} is the platform's own name; choose another", param="name")
+        raise NameReservedError(f"{name!r} is a name of the platform's own; choose another", param="name")
     kept_since = datetime.now(UTC) - _NAME_KEPT
     query = sa.select(tenant.c.deleted_at).where(
         tenant.c.name == name, tenant.c.deleted_at.is_(None) | (tenant.c.deleted_at > kept_since)
@@ -140,8 +157,17 @@ async def _check_free(connection: AsyncConnection, name: str) -> None:
 
 
 async def _record(
-    connection: AsyncConnection, by: Identity, action: str, row: dict[str, Any], details: dict[str, Any]
+    connection: AsyncConnection,
+    by: Identity,
+    action: str,
+    row: dict[str, Any],
+    *,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
 ) -> None:
-    await record_event(
-        connection, by, action, row["name"], tenant_id=str(row["id"]), tenant=row["name"], details=details
-    )
+    tenant_id, name = str(row["id"]), row["name"]
+    await record_event(connection, by, action, name, tenant_id=tenant_id, tenant=name, before=before, after=after)
+
+
+def _pick(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in names}

@@ -1,6 +1,6 @@
-"""Writes `request` and `usage` rows in group commits: callers that come together share one commit.
+"""Writes `request` and `usage` rows and counts outcomes, in group commits: callers that come together share one commit.
 
-`Ledger` is the only writer of both tables. A row is on disk when `open` returns, and when `settle` does unless the
+`Ledger` is the only writer of these tables. A row is on disk when `open` returns, and when `settle` does unless the
 database is away: then the settlement is kept and tried again until it is back. While one commit runs the next group
 gathers, so nobody waits for a timer and a lone caller waits for its own commit only.
 """
@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from loraplex.db.database import Database
+from loraplex.db.statement import Statement, Transaction
 from loraplex.db.tables import request, usage
 from loraplex.errors import LoraplexError
+from loraplex.usage.outcomes import count_outcomes
 from loraplex.usage.record import RequestRow, Settlement
 
 _MAX_GROUP = 256
@@ -36,6 +36,25 @@ than were running when it went.
 
 _log = logging.getLogger(__name__)
 
+_OPEN = Statement(lambda dialect: dialect.insert(request))
+_SETTLE = Statement(
+    lambda dialect: (
+        dialect.insert(usage).on_conflict_do_nothing(index_elements=["request_id"]).returning(usage.c.request_id)
+    )
+)
+_CLOSE = Statement(
+    lambda _: (
+        sa.update(request).where(request.c.request_id == sa.bindparam("id")).values(settled_at=sa.bindparam("now"))
+    )
+)
+_NOTE_PROGRESS = Statement(
+    lambda _: (
+        sa.update(request)
+        .where(request.c.request_id == sa.bindparam("id"), request.c.settled_at.is_(None))
+        .values(tokens_seen=sa.bindparam("tokens"))
+    )
+)
+
 
 class _Entry(msgspec.Struct, eq=False):
     """One row to write and the caller that waits for its first try."""
@@ -48,8 +67,9 @@ class _Entry(msgspec.Struct, eq=False):
 class Ledger:
     """The record of all generations. Start it in the running loop; stop it after the last settle."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, gateway: str | None = None) -> None:
         self._database = database
+        self._gateway = gateway
         self._pending: list[_Entry] = []
         self._has_work = asyncio.Event()
         self._kept: dict[str, _Entry] = {}
@@ -174,13 +194,16 @@ class Ledger:
             _tell(entry, error)
 
     async def _commit(self, group: Sequence[_Entry]) -> None:
-        opened = [_request_values(entry.row) for entry in group if entry.settlement is None]
+        opened = [_request_values(entry.row, self._gateway) for entry in group if entry.settlement is None]
         settled = [(entry.row, entry.settlement) for entry in group if entry.settlement is not None]
-        async with self._database.write() as connection:
+
+        def write(transaction: Transaction) -> None:
             if opened:
-                await connection.execute(request.insert(), opened)
+                transaction.run(_OPEN, opened)
             if settled:
-                await _settle(connection, settled)
+                _settle(transaction, settled)
+
+        await self._database.transact(write)
 
     async def _write_progress(self) -> None:
         while True:
@@ -196,13 +219,8 @@ class Ledger:
                 _log.exception("progress could not be written")
 
     async def _commit_progress(self, seen: dict[str, int]) -> None:
-        update = (
-            sa.update(request)
-            .where(request.c.request_id == sa.bindparam("id"), request.c.settled_at.is_(None))
-            .values(tokens_seen=sa.bindparam("tokens"))
-        )
-        async with self._database.write() as connection:
-            await connection.execute(update, [{"id": key, "tokens": count} for key, count in seen.items()])
+        values = [{"id": key, "tokens": count} for key, count in seen.items()]
+        await self._database.transact(lambda transaction: transaction.run(_NOTE_PROGRESS, values))
 
 
 def _tell(entry: _Entry, error: Exception | None) -> None:
@@ -217,17 +235,18 @@ def _tell(entry: _Entry, error: Exception | None) -> None:
         entry.written.exception()
 
 
-async def _settle(connection: AsyncConnection, settled: Sequence[tuple[RequestRow, Settlement]]) -> None:
+def _settle(transaction: Transaction, settled: Sequence[tuple[RequestRow, Settlement]]) -> None:
     now = datetime.now(UTC)
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     values = [_usage_values(row, settlement, now) for row, settlement in settled]
-    await connection.execute(insert(usage).on_conflict_do_nothing(index_elements=["request_id"]), values)
-    ids = [row.request_id for row, _ in settled]
-    await connection.execute(sa.update(request).where(request.c.request_id.in_(ids)).values(settled_at=now))
+    # what was settled before, by whomever, is counted already
+    new = set(transaction.run(_SETTLE, values))
+    first = {row.request_id: (row, settlement) for row, settlement in reversed(settled) if row.request_id in new}
+    count_outcomes(transaction, list(first.values()), now)
+    transaction.run(_CLOSE, [{"id": row.request_id, "now": now} for row, _ in settled])
 
 
-def _request_values(row: RequestRow) -> dict[str, Any]:
-    return msgspec.structs.asdict(row) | {"tokens_seen": 0, "settled_at": None}
+def _request_values(row: RequestRow, gateway: str | None) -> dict[str, Any]:
+    return msgspec.structs.asdict(row) | {"tokens_seen": 0, "settled_at": None, "gateway": gateway}
 
 
 def _usage_values(row: RequestRow, settlement: Settlement, now: datetime) -> dict[str, Any]:
@@ -246,4 +265,5 @@ def _usage_values(row: RequestRow, settlement: Settlement, now: datetime) -> dic
         "load_s": counted.load_s,
         "decode_s": counted.decode_s,
         "preemptions": counted.preemptions,
+        "load_bytes": counted.load_bytes,
     }

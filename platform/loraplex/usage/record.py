@@ -31,8 +31,14 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
 
 
+_BY_ITSELF = ("stop", "length")
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's last word on a request (`loraplex.done`): tokens, seconds in each stage, how it ended."""
+    """The engine's last word on a request (`loraplex.done`): tokens, seconds in each stage, bytes loaded, how it ended.
+
+    `finish` None: the engine had no word, and this is what was seen of it.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -44,6 +50,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     finish: str | None = None
     digest: str | None = None
+    load_bytes: int = 0
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +62,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> Done:
-        """What is charged: a request that did not reach its first token costs nothing."""
-        if self.outcome != "ok" and self.done.completion_tokens == 0:
+        """What is charged: a request that was ended before its first token costs nothing, as the engine counts too."""
+        if self.done.completion_tokens == 0 and self.done.finish not in _BY_ITSELF:
             return Done(finish=self.done.finish, queue_s=self.done.queue_s, load_s=self.done.load_s)
         return self.done

@@ -1,4 +1,4 @@
-"""Sums of usage by tenant, adapter, version and day. Reads `usage`, writes nothing."""
+"""Sums of usage by tenant, adapter, version, key and day, and its rows. Reads `usage`, writes nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from loraplex.db.database import Database
 from loraplex.db.tables import usage
 from loraplex.errors import InvalidRequestError
 
-GROUPS = {"tenant": usage.c.tenant, "adapter": usage.c.adapter, "version": usage.c.version, "day": usage.c.day}
+GROUPS = {
+    "tenant": usage.c.tenant,
+    "adapter": usage.c.adapter,
+    "version": usage.c.version,
+    "key": usage.c.key_id.label("key"),
+    "day": usage.c.day,
+}
 MAX_ROWS = 10_000
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens", "load_bytes")
+_SECONDS = ("queue_s", "load_s", "prefill_s", "decode_s")
 
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,17 +34,30 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
     group_by: Sequence[str] = ()
 
 
+class RowQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rows to list, as `UsageQuery`; `exact` are columns with the value that they must have.
+
+    `before` (when it began, and request id) is the last row of the page before; None begins with the newest.
+    """
+
+    tenant_id: str | None = None
+    start: datetime | None = None
+    stop: datetime | None = None
+    exact: dict[str, Any] = {}
+    before: tuple[datetime, str] | None = None
+    limit: int = 50
+
+
 async def sum_usage(database: Database, query: UsageQuery) -> list[dict[str, Any]]:
-    """Return one row per group: its keys, `requests` by outcome, tokens; ordered by the keys.
+    """Return one row per group: its keys, `requests` by outcome, tokens, bytes, seconds; ordered by the keys.
 
     Raises:
         InvalidRequestError: There are more groups than one answer holds.
     """
-    keys = [GROUPS[name] for name in query.group_by]
+    keys: list[sa.ColumnElement[Any]] = [GROUPS[name] for name in query.group_by]
     statement = sa.select(*keys, *_sums()).group_by(*keys).order_by(*keys).limit(MAX_ROWS + 1)
-    for condition in _conditions(query):
-        statement = statement.where(condition)
-    async with database.read() as connection:
+    statement = statement.where(*_conditions(query.tenant_id, query.start, query.stop))
+    async with database.report() as connection:
         rows = (await connection.execute(statement)).mappings().all()
     if len(rows) > MAX_ROWS:
         raise InvalidRequestError(
@@ -46,29 +67,51 @@ async def sum_usage(database: Database, query: UsageQuery) -> list[dict[str, Any
     return [_plain(dict(row)) for row in rows]
 
 
+async def list_rows(database: Database, query: RowQuery) -> list[dict[str, Any]]:
+    """Return up to `limit` rows of settled requests, those that began last first."""
+    statement = (
+        sa.select(usage)
+        .where(*_conditions(query.tenant_id, query.start, query.stop))
+        .where(*(usage.c[name] == value for name, value in query.exact.items()))
+        .order_by(usage.c.created_at.desc(), usage.c.request_id.desc())
+        .limit(query.limit)
+    )
+    if query.before is not None:
+        began_at, request_id = query.before
+        statement = statement.where(
+            sa.or_(
+                usage.c.created_at < began_at,
+                sa.and_(usage.c.created_at == began_at, usage.c.request_id < request_id),
+            )
+        )
+    async with database.report() as connection:
+        return [dict(row) for row in (await connection.execute(statement)).mappings()]
+
+
 def _sums() -> list[sa.ColumnElement[Any]]:
-    tokens = [
-        sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name)
-        for name in ("prompt_tokens", "cached_tokens", "completion_tokens")
-    ]
+    sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in (*_COUNTS, *_SECONDS)]
     outcomes = [
         sa.func.count(sa.case((usage.c.outcome == name, 1))).label(f"requests_{name}")
         for name in ("ok", "cancelled", "error", "lost")
     ]
-    return [sa.func.count().label("requests"), *outcomes, *tokens]
+    return [sa.func.count().label("requests"), *outcomes, *sums]
 
 
-def _conditions(query: UsageQuery) -> list[sa.ColumnElement[bool]]:
+def _conditions(tenant_id: str | None, start: datetime | None, stop: datetime | None) -> list[sa.ColumnElement[bool]]:
     found: list[sa.ColumnElement[bool]] = []
-    if query.tenant_id is not None:
-        found.append(usage.c.tenant_id == query.tenant_id)
-    if query.start is not None:
-        found.append(usage.c.created_at >= query.start)
-    if query.stop is not None:
-        found.append(usage.c.created_at < query.stop)
+    if tenant_id is not None:
+        found.append(usage.c.tenant_id == tenant_id)
+    if start is not None:
+        found.append(usage.c.created_at >= start)
+    if stop is not None:
+        found.append(usage.c.created_at < stop)
     return found
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """Postgres sums are decimals; JSON wants integers."""
-    return {name: value if isinstance(value, str | None) else int(value) for name, value in row.items()}
+    """Postgres sums are decimals; JSON wants integers. Seconds to the millisecond."""
+    return {name: round(float(value), 3) if name in _SECONDS else _read(value) for name, value in row.items()}
+
+
+def _read(value: Any) -> Any:
+    return value if isinstance(value, str | None) else int(value)

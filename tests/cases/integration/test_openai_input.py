@@ -150,7 +150,10 @@ def templated(world: OpenAIWorld, tmp_path_factory: pytest.TempPathFactory) -> d
     for name, template in {"own": OWN_TEMPLATE, "none": None, **HOSTILE}.items():
         folder = write_adapter(tmp_path_factory.mktemp("templates") / name, world.cases.base, seed=5)
         if template is not None:
-            (folder / "chat_template.jinja").write_text(template)
+            # what cannot render a plain question is refused at upload
+            turned = f"{{% if 'parcel' in messages[0]['content'] %}}{template}{{% endif %}}."
+            text = turned if name in HOSTILE else template
+            (folder / "chat_template.jinja").write_text(text)
         found[name] = (f"team/t-{name}", world.push(f"t-{name}", folder))
         shutil.rmtree(folder)
     return found

@@ -13,7 +13,7 @@ from engines import KINDS, EngineWorld, PeftJudge, text_ids
 from loraplex_engine.bases.pull import pull
 from loraplex_engine.wire.messages import TokenEvent
 
-NUM_MIXES = {"tiny_llama": 200, "tiny_qwen2": 50, "smollm2_base": 6}
+NUM_MIXES = {"tiny_llama": 200, "tiny_qwen2": 50, "smollm2_base": 3}
 NUM_TOKENS = 12
 
 

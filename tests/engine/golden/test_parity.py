@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,12 @@ from engines import (
 )
 from loraplex_engine.bases.pull import pull
 
+pytestmark = pytest.mark.endure
 Row = tuple[list[int], str | None]
 TINY = {"atol": 1e-4, "gap": 1e-3}
 REAL = {"atol": 1e-3, "gap": 2e-3}
-ALL_KINDS = [*KINDS, *SPECIAL_KINDS]
+FEW_KINDS = ("r8_seven", "r64_seven", "patterns", "dora_bias", "both_ends", "saved_layernorm", "alora", "everything")
+"""Those that hold a part of each; a real base has them all only in `make endure`."""
 _TEXT = """The mill stood at the bend of the river, and for eighty years its wheel had turned the grain of the valley
 into flour. When the last miller died, his daughter came back from the city to sell it. She meant to stay for three
 days. On the first evening she heard water in the walls, and on the second she found the letters that her mother had
@@ -45,22 +47,25 @@ class Setting:
         std: float,
         tolerance: dict[str, float],
         num_mixes: int,
+        kinds: Collection[str] = (*KINDS, *SPECIAL_KINDS),
         **settings: int,
     ) -> None:
         self.base, self.tmp, self.settings = base, tmp, settings
         self.tolerance, self.num_mixes = tolerance, num_mixes
-        self._plain = PeftJudge(base, KINDS, tmp / "peft", std=std)
-        self._saved = SavedJudge(base, SPECIAL_KINDS, tmp / "saved", std=std)
+        plain = {name: kind for name, kind in KINDS.items() if name in kinds}
+        self._special = {name: kind for name, kind in SPECIAL_KINDS.items() if name in kinds}
+        self._plain = PeftJudge(base, plain, tmp / "peft", std=std)
+        self._saved = SavedJudge(base, self._special, tmp / "saved", std=std)
         self.folders = {**self._plain.folders, **self._saved.folders}
         self.world, self.digest_of = self.build_world("float32")
         rng = random.Random(0)
-        names: list[str | None] = [None, *ALL_KINDS, None, "r8_seven", "r64_seven"]
+        names: list[str | None] = [None, *plain, *self._special, None, "r8_seven", "r64_seven"]
         self.rows: list[Row] = [(_prompt(rng, token_ids), name) for name in names]
         self.references = self.judge([ids for ids, _ in self.rows])
 
     def build_world(self, dtype: str) -> tuple[EngineWorld, dict[str | None, str | None]]:
         """An engine in a dtype that has a slot for each kind, and the kinds' digests."""
-        settings = {"max_loras": len(ALL_KINDS), "max_num_seqs": 32, **self.settings}
+        settings = {"max_loras": len(self.folders), "max_num_seqs": 32, **self.settings}
         world = EngineWorld(self.base, self.tmp / dtype, dtype=dtype, **settings)
         return world, {None: None, **{name: world.put(folder) for name, folder in self.folders.items()}}
 
@@ -76,7 +81,7 @@ class Setting:
 
     def ask(self, prompts: list[list[int]], name: str | None) -> list[Tensor]:
         """PEFT's logits of one adapter, or of the base."""
-        if name in SPECIAL_KINDS:
+        if name in self._special:
             return self._saved.logits(prompts, name)
         return [self._plain.logits(ids, name) for ids in prompts]
 
@@ -95,7 +100,8 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "smollm2_base":
         # words that a language model knows: on others its attention is so sharp that float32 itself is off by 3e-3
         text = Tokenizer.from_file(str(source / "tokenizer.json")).encode(_TEXT).ids
-        return Setting(source, tmp, text, 0.03, REAL, num_mixes=3)
+        kinds = (*KINDS, *SPECIAL_KINDS) if request.config.getoption("--endure") else FEW_KINDS
+        return Setting(source, tmp, text, 0.03, REAL, num_mixes=3, kinds=kinds)
     return Setting(pull(str(source), tmp / "bases"), tmp, range(3, 300), 0.15, TINY, num_mixes=50, cpu_threads=1)
 
 

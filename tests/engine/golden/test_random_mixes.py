@@ -37,7 +37,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "uncached": {"num_blocks": 8, "enable_prefix_caching": False},
     "all-at-once": {"num_blocks": 8, "max_loras": 2, "max_num_seqs": 5, "max_num_batched_tokens": 7},
     "small-blocks": {"num_blocks": 30, "block_size": 4, "max_loras": 4},
-    "dense": {"num_blocks": 12, "block_size": 128, "max_loras": 4},
+    "dense": {"num_blocks": 12, "block_size": 128, "max_loras": 4, "max_num_seqs": 4},
 }
 """Settings apart from the defaults; `dense` keeps each request in one block, as a cache without pages would."""
 HAPPENS = {
@@ -126,6 +126,7 @@ class Mixes:
         self.seen["hits"] += sum(request.num_cached > 0 for request in requests)
         self.seen["copies"] += sum(request.num_cached % world.engine.pool.block_size > 0 for request in requests)
         self.seen["preemptions"] = scheduler.num_preemptions
+        self.seen["yields"] = scheduler.num_yields
         self.seen["waits"] = scheduler.prefixes.num_waits
         self.seen["evictions"] = slots.num_evictions
 

@@ -92,3 +92,21 @@ def test_preemption_changes_nothing(case: Case, expected: list[Answer]) -> None:
     world, answers = case.answers(kv_cache_memory_bytes=12 * block_bytes)
     assert answers == expected
     assert world.engine.scheduler.num_preemptions > 0
+
+
+def test_yielding_to_other_tenants_changes_nothing(case: Case, expected: list[Answer]) -> None:
+    world = EngineWorld(case.base, case.tmp / "cache", dtype=case.dtype, cpu_threads=1, max_num_seqs=4)
+    digests = [None, *map(world.put, case.folders)]
+    requests = [world.request(ids, digests[i % 4], 24, **PARAMS[i % 5]) for i, ids in enumerate(case.prompts)]
+    told: dict[str, list[TokenEvent]] = {request.request_id: [] for request in requests}
+    for index, request in enumerate(requests):
+        # four of one tenant that take all seats, then one of another every few steps
+        request.tenant_id = "flood" if index < 4 else f"t{index % 2}"
+        world.engine.add(request)
+        for _ in range((0, 0, 0, 8)[index] if index < 4 else 3):
+            for event in world.engine.step():
+                told[event.request_id].append(event)
+    for request_id, events in world.finish([request.request_id for request in requests]).items():
+        told[request_id] += events
+    assert [_read(told[request.request_id]) for request in requests] == expected
+    assert world.engine.scheduler.num_yields >= 2

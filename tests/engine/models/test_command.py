@@ -26,6 +26,7 @@ def test_pull_ends_with_one_line_of_json(source: Path, tmp_path: Path, capsys: p
     assert output["folder"] == str(tmp_path / "cache" / "bases" / "tiny")
     assert output["name"] == "tiny"
     assert output["fingerprint"].startswith("sha256:")
+    assert output["digest"].startswith("sha256:")
 
 
 def test_list_names_the_bases_of_the_cache(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

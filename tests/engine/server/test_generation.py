@@ -16,7 +16,7 @@ from loraplex_engine.server.tool.format import FORMATS
 from loraplex_engine.server.tool.plan import ToolPlan
 from loraplex_engine.token_table import TokenTable
 from loraplex_engine.wire.done import RequestDone
-from loraplex_engine.wire.messages import AddRequest, RequestStats, SamplingParams, TokenEvent, TokenLogprobs
+from loraplex_engine.wire.messages import AddRequest, ErrorInfo, RequestStats, SamplingParams, TokenEvent, TokenLogprobs
 
 TABLE = TokenTable({index: bytes([index]) for index in range(128)}, has_leading_space=False)
 
@@ -71,6 +71,41 @@ async def test_a_core_that_never_answers_an_abort_cannot_hold_a_request(monkeypa
         assert core.aborted == [("r-0", finish)]
 
 
+async def test_what_a_core_says_after_all_is_too_late_to_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
+    core = ListCore()
+    generation, closed = build(core)
+    core.say("r-0", "ab")
+    generation.cancel()
+    done = await asyncio.wait_for(generation.settle(), 2)
+    core.say("r-0", "cd", "abort")
+    assert closed == [done] == [generation.done()]
+    assert done.completion_tokens == 2
+
+
+async def test_a_request_that_is_ended_before_its_first_token_costs_nothing() -> None:
+    core = ListCore()
+    generation, closed = build(core)
+    generation.cancel()
+    stats = RequestStats(2, 1, 0, 0.0, 0.5, 0.0, 0.0, 0, load_bytes=64)
+    core.sinks["r-0"](TokenEvent("r-0", [], "abort", None, stats))
+    assert (closed[0].prompt_tokens, closed[0].cached_tokens, closed[0].load_bytes) == (0, 0, 0)
+    assert closed[0].prefill_s == 0.5
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+@pytest.mark.parametrize("code", [ReplicaFailedError.code, "queue_full"])
+async def test_what_another_engine_may_answer_is_charged_only_there(code: str, *, is_answered: bool) -> None:
+    core = ListCore()
+    generation, closed = build(core)
+    core.say("r-0", "abc")
+    generation.is_answered = is_answered
+    gone = ErrorInfo(code, "Try another one.")
+    core.sinks["r-0"](TokenEvent("r-0", [], "error", gone))
+    assert (closed[0].finish, closed[0].is_charged) == ("error", is_answered)
+    assert (closed[0].completion_tokens, closed[0].prompt_tokens) == ((3, 2) if is_answered else (0, 0))
+
+
 async def test_tokens_behind_a_stop_string_are_neither_sent_nor_counted() -> None:
     core = ListCore()
     generation, closed = build(core, stops=["STOP"])
@@ -80,6 +115,7 @@ async def test_tokens_behind_a_stop_string_are_neither_sent_nor_counted() -> Non
     [update] = [item for batch in [batch async for batch in generation.updates()] for item in batch]
     assert (update.text, update.finish) == ("one ", "stop")
     assert closed[0].completion_tokens == len("one STOP")
+    assert generation.num_discarded == 50 - len("one STOP")
 
 
 async def test_one_failed_choice_fails_the_request_and_frees_the_others() -> None:

@@ -15,7 +15,7 @@ from loraplex_engine.wire import messages as wire
 from scripted_core import BASE, Rig, running_rig, until
 from toy_tokenizers import write_byte_level
 
-ROUTES = ["bind", "poison", "kill_request"]
+ROUTES = ["bind", "poison", "kill_request", "spoil"]
 
 
 @pytest.fixture
@@ -29,9 +29,11 @@ async def test_hooks_pass_on_what_they_are_told(rig: Rig) -> None:
     bound = await rig.http.post("/internal/test/bind", json={"path": "/a/b"})
     poisoned = await rig.http.post("/internal/test/poison", json={})
     killed = await rig.http.post("/internal/test/kill_request", json={"id": "req_a", "after_tokens": 5})
-    assert [answer.status_code for answer in (bound, poisoned, killed)] == [200, 200, 200]
+    spoiled = await rig.http.post("/internal/test/spoil", json={"digest": "sha256:x"})
+    assert [answer.status_code for answer in (bound, poisoned, killed, spoiled)] == [200, 200, 200, 200]
     assert (bound.json(), poisoned.json()) == ({"digest": "sha256:x"}, {"kv_blocks": 3, "slots": 1})
-    assert rig.core.calls == [wire.BindFolder(1, "/a/b"), wire.PoisonFree(2), wire.KillRequest(3, "req_a", 5)]
+    expected = [wire.BindFolder(1, "/a/b"), wire.PoisonFree(2), wire.KillRequest(3, "req_a", 5)]
+    assert rig.core.calls == [*expected, wire.SpoilSlot(4, "sha256:x")]
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,36 @@ async def test_what_nobody_knows_cannot_be_aborted(client: EngineClient) -> None
     assert await client.find_request("req_nobody") is None
 
 
+async def test_totals_are_the_sum_of_all_requests_that_ended_however_they_did(rig: Rig, client: EngineClient) -> None:
+    for name, fields in (("req_0", {}), ("req_1", {"n": 2}), ("req_2", {"stop": "hello"})):
+        assert (await rig.post(PATH, CHAT | fields, x_loraplex_request_id=name)).status_code == 200
+    assert (await rig.post(PATH, CHAT | {"temperature": -1}, x_loraplex_request_id="req_bad")).status_code == 400
+    rig.core.hangs_after = 2
+    for name in ("req_3", "req_4"):
+        open_one = asyncio.create_task(rig.post(PATH, CHAT | {"stream": True}, x_loraplex_request_id=name))
+        await until(lambda: rig.core.num_running == 1)
+        assert (await client.read_usage(60)).totals.requests == int(name[-1])
+        await asyncio.sleep(0.05)
+        await client.abort(name)
+        await open_one
+    report = await client.read_usage(60)
+    assert [done.request_id for done in report.finished] == [f"req_{i}" for i in range(5)]
+    assert [done.finish for done in report.finished] == ["stop", "stop", "stop", "abort", "abort"]
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "load_bytes"):
+        assert getattr(report.totals, name) == sum(getattr(done, name) for done in report.finished), name
+    assert report.totals.completion_tokens > 0
+    assert (report.totals.requests, report.totals.free_requests) == (5, 0)
+    later = await client.read_usage(0)
+    assert later.finished == []
+    assert msgspec.structs.replace(later.totals, age_s=report.totals.age_s) == report.totals
+    assert 0 < report.totals.age_s < later.totals.age_s
+    assert (await client.state())["usage"]["requests"] == 5
+    text = await client.metrics()
+    assert f'loraplex_front_tokens_total{{kind="completion"}} {float(report.totals.completion_tokens)}' in text
+    for wrong in ("x", "-1", "nan", "901"):
+        assert (await rig.http.get("/internal/usage", params={"within_s": wrong})).status_code == 400
+
+
 async def test_adapters_are_loaded_pinned_and_dropped(rig: Rig, client: EngineClient) -> None:
     rig.core.replies["load"] = {"tier": "slot"}
     loaded = await client.load_adapter(DIGEST, pin=True)
@@ -103,6 +133,9 @@ async def test_adapters_are_loaded_pinned_and_dropped(rig: Rig, client: EngineCl
     assert (await client.drop_adapter(DIGEST)).status_code == 204
     load, drop = rig.core.calls
     assert (load.digest, load.pin, drop.digest) == (DIGEST, True, DIGEST)
+    await client.load_adapter(DIGEST)
+    await client.load_adapter(DIGEST, pin=False, forgive=False)
+    assert [(call.pin, call.forgive) for call in rig.core.calls[2:]] == [(None, True), (False, False)]
 
 
 async def test_a_load_that_fails_keeps_its_code(rig: Rig, client: EngineClient) -> None:
@@ -226,3 +259,11 @@ def test_finished_requests_are_bounded_in_number() -> None:
     for index in range(MAX_KEPT + 2):
         log._file(finished(str(index)))
     assert (log.find("0"), log.find("1"), log.find("2") is None) == (None, None, False)
+
+
+def test_what_costs_nothing_is_no_request_that_is_charged() -> None:
+    log = RequestLog(lambda: 0.0)
+    ends = {"scored": (0, "length"), "refused": (0, "error"), "left": (0, "abort"), "cut": (3, "error")}
+    for name, (num_tokens, finish) in ends.items():
+        log._file(msgspec.structs.replace(finished(name), completion_tokens=num_tokens, finish=finish))
+    assert (log.totals.requests, log.totals.free_requests, log.totals.completion_tokens) == (2, 2, 3)

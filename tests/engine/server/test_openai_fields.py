@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from typing_extensions import TypedDict
 
-from loraplex_engine.server.field import table
+from loraplex_engine.wire import field as field_rules
 from loraplex_engine.wire.openai import ChatRequest, CompletionRequest
 from openai_answer import PATHS, Answer, Endpoint, read_answer
 from openai_page import PAGE, ROWS, render_page
@@ -23,7 +23,7 @@ from toy_tokenizers import write_byte_level
 TESTS = Path(__file__).resolve().parents[2]
 ENDPOINTS: tuple[Endpoint, ...] = ("chat", "completions")
 OURS = {"chat": ChatRequest, "completions": CompletionRequest}
-NEUTRAL = {"chat": table.NEUTRAL_CHAT, "completions": table.NEUTRAL_COMPLETION}
+NEUTRAL = {"chat": field_rules.NEUTRAL_CHAT, "completions": field_rules.NEUTRAL_COMPLETION}
 PLAIN: dict[Endpoint, dict[str, Any]] = {
     "chat": {"model": BASE, "messages": [{"role": "user", "content": "hi"}], "seed": 7, "max_tokens": 40},
     "completions": {"model": BASE, "prompt": "hi", "seed": 7, "max_tokens": 40},
@@ -156,7 +156,7 @@ async def test_the_decision_is_what_happens(rig: Rig, endpoint: Endpoint, is_str
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 async def test_what_only_other_engines_know_is_refused_by_name(rig: Rig, endpoint: Endpoint) -> None:
-    for name in sorted((table.UNSUPPORTED | NEUTRAL[endpoint].keys()) - {*OURS[endpoint].__struct_fields__}):
+    for name in sorted((field_rules.UNSUPPORTED | NEUTRAL[endpoint].keys()) - {*OURS[endpoint].__struct_fields__}):
         answer, asked = await ask(rig, endpoint, PLAIN[endpoint] | {name: {"odd": 1}})
         assert answer.error is not None
         assert (answer.status, answer.error["param"], asked) == (400, name, [])

@@ -190,3 +190,19 @@ def test_a_task_that_fails_in_an_unforeseen_way_says_so(monkeypatch: pytest.Monk
 def test_an_answer_that_is_too_large_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "run_task", lambda _: Text("x" * (MAX_ANSWER_BYTES + 1)))
     assert "more than 16 MiB" in msgspec.msgpack.decode(process._make_answer(InspectTask("x")), type=Refused).message
+
+
+async def test_a_task_that_its_limits_ended_is_tried_once_more(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, ended = sandbox._try, [b""]
+
+    async def try_(payload: bytes, param: str) -> bytes | None:
+        return ended.pop() if ended else await tried(payload, param)
+
+    monkeypatch.setattr(sandbox, "_try", try_)
+    assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
+    ended += [b"", b""]
+    with pytest.raises(InvalidRequestError, match="more than 250 ms"):
+        await sandbox.inspect(SIMPLE)
+    assert ended == []

@@ -78,7 +78,7 @@ async def test_events_do_not_depend_on_how_they_arrive(tmp_path: Path, size: int
     assert answer.is_stream
     assert b"".join(events.data for events in found[:-1]) == b"".join(told)
     assert sum(events.count for events in found[:-1]) == 3
-    assert found[-1] == Events(LAST, 1, is_last=True)
+    assert found[-1] == Events(LAST, 1, found[-1].arrived_at, is_last=True)
     assert answer.done == DONE
 
 
@@ -87,7 +87,26 @@ async def test_an_error_event_is_the_last_and_says_why(tmp_path: Path) -> None:
     body = text_event("a") + DONE_EVENT + b"data: %b\n\n" % error
     async with asked(tmp_path, say(HEAD, chunked(body), b"0\r\n\r\n")) as answer:
         found = [events async for events in answer.events()]
-    assert found == [Events(text_event("a"), 1), Events(b"data: %b\n\n" % error, 1, is_last=True, error=error)]
+    assert [(events.data, events.count, events.is_last, events.error) for events in found] == [
+        (text_event("a"), 1, False, b""),
+        (b"data: %b\n\n" % error, 1, True, error),
+    ]
+
+
+async def test_events_that_came_together_say_so(tmp_path: Path) -> None:
+    async def say_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + chunked(text_event("a") + text_event("b")))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.write(chunked(text_event("c") + DONE_EVENT + LAST) + b"0\r\n\r\n")
+        writer.close()
+
+    async with asked(tmp_path, say_slowly) as answer:
+        found = [events async for events in answer.events()]
+    (first, then, last) = (events.arrived_at for events in found)
+    assert then == last
+    assert then - first >= 0.04
 
 
 @pytest.mark.parametrize(

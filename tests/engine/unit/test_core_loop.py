@@ -142,8 +142,11 @@ def test_steps_rest_while_a_load_gets_nowhere_and_only_then(
     context.destroy()
 
 
-def test_priority_and_salt_of_a_message_reach_the_scheduler(world: EngineWorld) -> None:
+def test_priority_salt_and_weight_of_a_message_reach_the_scheduler(world: EngineWorld) -> None:
     params = wire.SamplingParams(4, ignore_eos=True)
-    inbox = Inbox(wire.AddRequest("r", [3, 4, 5], params, priority=3, cache_salt="s"))
+    inbox = Inbox(wire.AddRequest("r", [3, 4, 5], params, priority=3, cache_salt="s", weight=7))
     CoreLoop(world.engine, inbox, lambda _: None, 1.0).turn()  # type: ignore[arg-type]
-    assert [(r.priority, r.cache_salt) for r in world.engine.scheduler.running] == [(3, "s")]
+    assert [(r.priority, r.cache_salt, r.weight) for r in world.engine.scheduler.running] == [(3, "s", 7)]
+    (standing,) = world.engine.state()["tenants"]
+    assert (standing["weight"], standing["running"], standing["waiting"]) == (7, 1, 0)
+    assert world.engine.state()["max_running"] == 16

@@ -3,7 +3,10 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from threading import Event, get_ident
 
 import llguidance
 import numpy as np
@@ -14,6 +17,7 @@ from loraplex_engine.core.guide import GuideState
 from loraplex_engine.errors import GrammarError, StepFailedError
 from loraplex_engine.guide.grammar_guide import Endings, GrammarGuide, Sizes
 from loraplex_engine.guide.guides import Guides
+from loraplex_engine.guide.rounds import MAX_ROWS, Outcome, Rounds
 from loraplex_engine.guide.vocabulary import build_vocabulary, read_vocabulary
 from loraplex_engine.token_table import TokenTable, build_token_table
 from loraplex_engine.wire.messages import SamplingParams
@@ -215,6 +219,107 @@ def test_grammar_that_takes_too_much_of_the_processor_fails(world, monkeypatch):
     assert "too much time" in str(guide.error)
 
 
+@contextmanager
+def one_round(rounds: Rounds) -> Iterator[None]:
+    """Holds the threads until all of the block have joined."""
+    gate = Event()
+    hold(rounds, gate)
+    yield
+    gate.set()
+
+
+def hold(rounds: Rounds, gate: Event) -> None:
+    for _ in range(rounds._threads._max_workers):
+        rounds._threads.submit(gate.wait, 10)
+
+
+@pytest.mark.parametrize("num_cores", [1, 8])
+def test_many_rows_work_in_rounds_each_once(monkeypatch, num_cores):
+    monkeypatch.setattr("loraplex_engine.guide.rounds.os.cpu_count", lambda: num_cores)
+    rounds, told = Rounds(), []
+
+    class Noted:
+        def __init__(self, name: int) -> None:
+            self.name = name
+
+        def follow(self) -> Outcome:
+            told.append((self.name, get_ident()))
+            return Outcome(GuideState.READY)
+
+    for num_rows in (1, MAX_ROWS, MAX_ROWS + 1, 3 * MAX_ROWS):
+        told.clear()
+        with one_round(rounds):
+            joined = [rounds.join(Noted(row)) for row in range(num_rows)]
+        assert all(future.result(10).state is GuideState.READY for future in joined)
+        assert sorted(name for name, _ in told) == list(range(num_rows))
+        for first in range(0, num_rows, MAX_ROWS):
+            assert len({thread for name, thread in told if first <= name < first + MAX_ROWS}) == 1
+    assert rounds._waiting == []
+
+
+def test_rows_of_one_round_find_what_each_finds_alone(world):
+    grammars = [JSON, llguidance.LLMatcher.grammar_from_regex("[a-c]{2,9}"), JSON, AMBIGUOUS]
+    together = [world.open(grammar, min_tokens=row) for row, grammar in enumerate(grammars)]
+    alone = [world.open(grammar, min_tokens=row) for row, grammar in enumerate(grammars)]
+    rng, seen = random.Random(1), set()
+    for _ in range(12):
+        chosen = [rng.choice(world.allowed(guide)) if guide.state is GuideState.READY else None for guide in together]
+        with one_round(world.guides._rounds):
+            for guide, token_id in zip(together, chosen, strict=True):
+                guide._is_slow = False
+                if token_id is not None:
+                    guide.advance(token_id)
+        for left, right, token_id in zip(together, alone, chosen, strict=True):
+            if token_id is not None:
+                world.advance(right, token_id)
+            assert left.wait(10)
+            assert (left.state, str(left.error)) == (right.state, str(right.error))
+            if left.state is GuideState.READY:
+                np.testing.assert_array_equal(left.allowed, right.allowed)
+            seen.add(left.state)
+    assert GuideState.READY in seen
+    assert len(seen) > 1
+
+
+def test_row_that_is_slow_works_alone_until_it_is_fast_again(world, monkeypatch):
+    guides = [world.open(JSON), world.open(JSON)]
+    monkeypatch.setattr("loraplex_engine.guide.grammar_guide._SLOW_S", -1.0)
+    with one_round(world.guides._rounds):
+        for guide in guides:
+            guide.advance(world.allowed(guide)[0])
+    assert all(guide.wait(10) and guide._is_slow for guide in guides)
+    held = Event()
+    hold(world.guides._rounds, held)
+    # nobody waits for the rounds' threads
+    world.advance(guides[0], world.allowed(guides[0])[0])
+    monkeypatch.setattr("loraplex_engine.guide.grammar_guide._SLOW_S", 10.0)
+    world.advance(guides[1], world.allowed(guides[1])[0])
+    held.set()
+    assert [guide._is_slow for guide in guides] == [True, False]
+
+
+def test_row_that_is_closed_before_its_round_is_left_out(world):
+    first, second = world.open(JSON), world.open(JSON)
+    with one_round(world.guides._rounds):
+        for guide in (first, second):
+            guide.advance(world.allowed(guide)[0])
+        first.close()
+    assert second.wait(10)
+    assert (first.state, second.state) == (GuideState.FAILED, GuideState.READY)
+
+
+def test_fault_in_a_round_fails_its_row_alone(world, monkeypatch, caplog):
+    first, second = world.open(JSON), world.open(JSON)
+    monkeypatch.setattr(first, "_matcher", None)
+    with one_round(world.guides._rounds):
+        for guide in (first, second):
+            guide.advance(world.allowed(guide)[0])
+    assert first.wait(10)
+    assert second.wait(10)
+    assert (first.state, second.state) == (GuideState.FAILED, GuideState.READY)
+    assert "could not be followed" in caplog.text
+
+
 def test_choices_of_one_grammar_share_its_build_and_not_their_places(world):
     first, second = world.open(JSON), world.open(JSON)
     start = world.allowed(second)
@@ -247,7 +352,7 @@ class Held:
         self.work: list = []
         self.futures: list[Future] = []
         endings = Endings((), (), 0, ignores_eos=False)
-        self.guide = GrammarGuide(build, endings, Sizes(10, 10), self.submit, self.submit, lambda: self.now)
+        self.guide = GrammarGuide(build, endings, Sizes(10, 10), self.submit, Rounds(), lambda: self.now)
 
     def submit(self, work):
         self.work.append(work)

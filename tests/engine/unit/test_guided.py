@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
@@ -11,8 +9,7 @@ from loraplex_engine.core.guide import GuideState
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
 from loraplex_engine.errors import GrammarError
-from loraplex_engine.scheduling.guided import Guided
-from loraplex_engine.wire.messages import SamplingParams, TokenEvent
+from loraplex_engine.wire.messages import TokenEvent
 from schedules import EOS, World, code_of, shape
 
 
@@ -206,28 +203,3 @@ def test_stop_token_that_the_grammar_forces_before_min_tokens_is_text() -> None:
     assert tell(world.turn(9)[1]) == [("g", [9], None)]
     assert tell(world.turn(9)[1]) == [("g", [9], None)]
     assert tell(world.turn(9)[1]) == [("g", [], "stop")]
-
-
-def test_a_step_waits_for_masks_that_were_just_asked_for_and_for_all_of_them_a_moment_at_most() -> None:
-    waits: list[float] = []
-
-    class Slow(ManualGuide):
-        def wait(self, seconds: float) -> bool:
-            waits.append(seconds)
-            time.sleep(seconds)
-            return False
-
-    guided, requests = Guided(), [Request(str(i), [1], SamplingParams(9)) for i in range(3)]
-    for request in requests:
-        request.guide = guide = Slow()
-        guide.state = GuideState.READY
-        request.output_ids = [5]
-    guided.give_head_start()
-    assert waits == []
-    for request in requests:
-        guided.advance(request)
-    guided.give_head_start()
-    assert waits[0] > 0
-    assert waits[1:] == [0, 0]
-    guided.give_head_start()
-    assert len(waits) == 3

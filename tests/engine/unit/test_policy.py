@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraplex_engine.core.request import Request
-from loraplex_engine.scheduling.policy import AGEING_S, MAX_PRIORITY, WaitingLine, choose_victim
+from loraplex_engine.scheduling.policy import AGEING_S, MAX_PRIORITY, AgeOnly, WaitingLine, choose_victim
 from loraplex_engine.wire.messages import SamplingParams
 from schedules import World, shape
 
@@ -50,7 +50,7 @@ def test_no_priority_waits_for_ever(priority: int) -> None:
     assert next(iter(line)).request_id == "patient"
 
 
-class TakeTurns:
+class TakeTurns(AgeOnly):
     """One request of each tenant after the other."""
 
     def arrange(self, line: list[Request]) -> list[Request]:

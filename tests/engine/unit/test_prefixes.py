@@ -10,8 +10,9 @@ from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepPlan, StepResult
 from loraplex_engine.errors import StepFailedError
 from loraplex_engine.scheduling.budget import StepBudget
+from loraplex_engine.scheduling.fair import VirtualTokens
 from loraplex_engine.wire.messages import SamplingParams
-from schedules import World, shape
+from schedules import Clock, World, shape
 
 PREFIX = list(range(100, 1100))
 
@@ -35,6 +36,20 @@ def test_eight_requests_with_one_new_prefix_compute_it_once_and_then_their_tails
     assert [request.num_cached for request in requests] == [0] + [1000] * 7
     assert world.scheduler.num_prefix_hits == 7000
     assert world.scheduler.num_prefix_queries == 8 * 1003
+
+
+@pytest.mark.parametrize("budget", [512, 48, 17])
+def test_each_tenant_computes_its_new_prefix_once_while_tenants_take_turns(budget: int) -> None:
+    clock = Clock()
+    share = VirtualTokens(clock)
+    world = World(num_blocks=600, budget=budget, max_num_seqs=18, max_model_len=2048, share=share, clock=clock)
+    requests = [
+        world.request(f"{tenant}{i}", [*PREFIX[:200], *range(i * 10, i * 10 + 3)], max_tokens=2, tenant=tenant)
+        for i in range(1, 7)
+        for tenant in "abc"
+    ]
+    _finish(world)
+    assert sorted(request.num_cached for request in requests) == [0] * 3 + [200] * 15
 
 
 def test_request_that_waits_does_not_look_for_its_prefix_after_each_chunk_of_it(

@@ -7,6 +7,7 @@ import mmap
 import pytest
 
 from loraplex_engine.loop.calls import AdapterCalls
+from loraplex_engine.lora.health import MAX_CONTENT_FAILURES
 from loraplex_engine.lora.packed import LoadDone, PackedAdapter
 from loraplex_engine.slots.table import SlotState
 from loraplex_engine.wire.messages import DropAdapter, LoadAdapter
@@ -41,6 +42,52 @@ def test_five_hundred_requests_aborted_while_their_adapter_loads_leave_nothing()
     world.settle_loads()
     assert not world.residency.is_draining("cold")
     assert _holds_nothing(world)
+
+
+def test_a_load_that_does_not_say_leaves_the_pin_as_it_was() -> None:
+    world = World()
+    calls = AdapterCalls(world.residency, 60.0, lambda: 0.0)
+    pinned = []
+    for call_id, pin in enumerate((None, True, None, False, None)):
+        calls.add(LoadAdapter(call_id, "d1", pin))
+        if call_id == 0:
+            world.loader.finish("d1")
+            world.settle_loads()
+        (reply,) = calls.settle()
+        slot_id = world.residency.slots.find("d1")
+        assert slot_id is not None
+        assert reply.body == {"digest": "d1", "slot": slot_id, "pinned": world.residency.slots.slots[slot_id].keep}
+        pinned.append(world.residency.slots.slots[slot_id].keep)
+    assert pinned == [False, True, True, False, False]
+
+
+@pytest.mark.parametrize("forgive", [True, False])
+def test_only_who_asks_to_forgive_hides_that_an_adapter_cannot_be_loaded(forgive: bool) -> None:
+    world = World()
+    calls = AdapterCalls(world.residency, 60.0, lambda: 0.0)
+    for call_id in range(MAX_CONTENT_FAILURES):
+        calls.add(LoadAdapter(call_id, "d1", pin=True, forgive=forgive))
+        world.loader.fail("d1", is_content=True)
+        world.settle_loads()
+        (reply,) = calls.settle()
+        assert reply.error is not None
+        world.clock.now += 31
+    failed = world.residency.health.state()["failed"]["d1"]
+    assert failed["is_final"] is not forgive
+
+
+def test_what_is_not_served_any_more_needs_no_pin() -> None:
+    world = World()
+    world.load("d1")
+    calls = AdapterCalls(world.residency, 60.0, lambda: 0.0)
+    calls.add(LoadAdapter(1, "d1", pin=True))
+    assert [reply.error for reply in calls.settle()] == [None]
+    for prompt in (b"a", b"b", b"c"):
+        world.residency.health.strike("d1", prompt, "not finite")
+    calls.add(LoadAdapter(2, "d1", pin=False, forgive=False))
+    (reply,) = calls.settle()
+    assert reply.error is not None
+    assert not any(slot.keep for slot in world.residency.slots.slots)
 
 
 def test_a_drop_ends_the_load_that_was_asked_for_before_it() -> None:

@@ -16,6 +16,7 @@ from loraplex_engine.errors import (
     StepFailedError,
     TooLargeForCacheError,
 )
+from loraplex_engine.scheduling.advice import find_onset
 from loraplex_engine.wire.messages import SamplingParams, TokenEvent, TokenLogprobs
 from schedules import EOS, World, code_of, shape
 
@@ -69,6 +70,22 @@ def test_more_adapters_than_slots_take_turns() -> None:
     assert first.slot == -1
     assert [row.request.request_id for row in world.step()[0].rows] == ["second"]
     assert world.bank.bound == {0: "d2"}
+
+
+def test_bytes_of_an_adapter_are_charged_to_the_request_for_which_it_was_put_into_a_slot() -> None:
+    world = World(num_slots=1, budget=32, max_num_seqs=1)
+    world.load("d1", "d2")
+    names = {"first": "d1", "same": "d1", "other": "d2", "again": "d1", "base": None}
+    requests = [world.request(name, digest=digest, max_tokens=1) for name, digest in names.items()]
+    spent: dict[str, int] = {}
+    while world.scheduler.waiting or world.scheduler.running:
+        for event in world.step()[1]:
+            assert event.stats is not None
+            spent[event.request_id] = event.stats.load_bytes
+        world.clock.now += 3
+    assert world.residency.num_binds == 3
+    assert spent == {"first": 64, "same": 0, "other": 64, "again": 64, "base": 0}
+    assert [request.load_bytes for request in requests] == list(spent.values())
 
 
 def test_steady_stream_of_one_adapter_yields_to_a_starved_one_after_the_lease() -> None:
@@ -493,3 +510,20 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_preemptions_are_counted_by_how_many_ran() -> None:
+    world = World(num_blocks=6, budget=16, max_num_seqs=2, max_model_len=64)
+    world.request("a", 9, max_tokens=8)
+    world.request("b", list(range(50, 59)), max_tokens=8)
+    while world.scheduler.running or world.scheduler.waiting:
+        world.step(7)
+    assert world.scheduler.running_to_preemptions == {2: world.scheduler.num_preemptions}
+    assert world.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("counts", "onset"), [({}, None), ({5: 1}, 5), ({2: 1, 6: 9}, 6), ({2: 2, 6: 9}, 2), ({4: 3, 8: 100}, 8)]
+)
+def test_preemptions_begin_where_nine_of_ten_happened_or_above(counts: dict[int, int], onset: int | None) -> None:
+    assert find_onset(counts) == onset

@@ -8,12 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from gateway_world import ADMIN_KEY, BASE, GatewayWorld, register_base
-from loraplex.app import running_gateway
-from loraplex.settings import Settings
+from gateway_world import ADMIN_KEY, BASE, GatewayWorld, check_error, enclosed_world
 from loraplex.usage.record import Done, RequestRow, Settlement
 
 TENANTS = "/api/v1/tenants"
@@ -26,34 +23,8 @@ def dialect() -> str:
 
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[GatewayWorld]:
-    settings = Settings(
-        database_url=database_url,
-        object_store_url=f"file://{tmp_path}/objects",
-        data_dir=tmp_path,
-        admin_key=ADMIN_KEY,
-        engine_key="the-engine-key",
-    )
-    async with running_gateway(settings) as gateway:
-        running = GatewayWorld(gateway, "http://gateway", [], tmp_path)
-        await running.http.aclose()
-        transport = httpx.ASGITransport(app=gateway.app, raise_app_exceptions=False)  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as running.http:
-            await register_base(running)
-            yield running
-
-
-def check_error(response: httpx.Response, status: int, code: str, param: str | None = None) -> str:
-    """Assert the one shape of errors and return the message."""
-    body = response.json()
-    assert response.status_code == status, response.text
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
-    assert (body["error"]["code"], body["error"]["param"]) == (code, param)
-    assert response.headers["content-type"].startswith("application/json")
-    assert response.headers["x-request-id"].startswith("req_")
-    message: str = body["error"]["message"]
-    assert message
-    return message
+    async with enclosed_world(database_url, tmp_path) as found:
+        yield found
 
 
 class TestDoor:
@@ -171,7 +142,7 @@ class TestErrors:
         check_error(await world.call("GET", "/nothing/here"), 404, "not_found")
         response = await world.call("PUT", TENANTS)
         check_error(response, 405, "method_not_allowed")
-        assert response.headers["allow"] == "GET, POST"
+        assert response.headers["allow"] == "GET, HEAD, POST"
         check_error(await world.call("POST", TENANTS, content=b"{" * 50), 400, "invalid_json")
         check_error(await world.call("POST", TENANTS, content=b"\xff"), 400, "invalid_json")
         form = {"content-type": "application/x-www-form-urlencoded"}
@@ -181,10 +152,45 @@ class TestErrors:
             packed = await world.call("POST", path, content=b"{}", headers={"content-encoding": "gzip"})
             check_error(packed, 415, "unsupported_media_type")
 
+    async def test_no_route_ignores_a_parameter_that_nobody_knows(self, world: GatewayWorld) -> None:
+        await world.create_tenant("team-x")
+        for method, path, body in (
+            ("GET", TENANTS, None),
+            ("POST", TENANTS, {"name": "team-y"}),
+            ("GET", f"{TENANTS}/team-x", None),
+            ("PATCH", f"{TENANTS}/team-x", {}),
+            ("DELETE", f"{TENANTS}/team-x", None),
+            ("POST", f"{TENANTS}/team-x/keys", {"name": "a"}),
+            ("GET", f"{TENANTS}/team-x/keys", None),
+            ("DELETE", f"{TENANTS}/team-x/keys/key_a", None),
+            ("GET", "/api/v1/fleet", None),
+            ("GET", "/api/v1/usage", None),
+            ("GET", "/api/v1/audit", None),
+            ("GET", "/openapi.json", None),
+        ):
+            response = await world.call(method, path, params={"verbose": "1"}, json=body)
+            check_error(response, 400, "unknown_parameter", "verbose")
+
+    @pytest.mark.parametrize("path", ["/healthz", "/v1/models", TENANTS])
+    async def test_head_is_get_without_a_body(self, world: GatewayWorld, path: str) -> None:
+        head, get = await world.call("HEAD", path), await world.call("GET", path)
+        assert (head.status_code, head.headers["content-length"]) == (get.status_code, get.headers["content-length"])
+        assert (await world.call("HEAD", "/v1/completions")).headers["allow"] == "POST"
+
+    @pytest.mark.parametrize("query", ["cursor=", "cursor=!", "cursor=AAAAAAAAAAAAAAAAAAAAAAA", "group_by="])
+    async def test_an_empty_or_misspelt_value_is_not_the_same_as_none(self, world: GatewayWorld, query: str) -> None:
+        path = "/api/v1/usage" if query.startswith("group") else TENANTS
+        check_error(await world.call("GET", f"{path}?{query}"), 400, "invalid_request_error", query.partition("=")[0])
+
     @pytest.mark.parametrize("key", [None, "admin"])
     @pytest.mark.parametrize(
         ("path", "allowed"),
-        [("/v1/chat/completions", "POST"), ("/v1/models", "GET"), ("/v1/models/x", "GET"), ("/healthz", "GET")],
+        [
+            ("/v1/chat/completions", "POST"),
+            ("/v1/models", "GET, HEAD"),
+            ("/v1/models/x", "GET, HEAD"),
+            ("/healthz", "GET, HEAD"),
+        ],
     )
     async def test_no_preflight_is_answered(
         self, world: GatewayWorld, path: str, allowed: str, key: str | None
@@ -231,6 +237,8 @@ class TestTenants:
             "display_name": "Team X",
             "state": "active",
             "bases": [BASE],
+            "limits": {},
+            "weight": 1,
             "created_at": tenant["created_at"],
         }
         assert datetime.fromisoformat(tenant["created_at"]).tzinfo is not None
@@ -242,6 +250,30 @@ class TestTenants:
         check_error(await world.call("GET", f"{TENANTS}/team-x"), 404, "not_found", "tenant")
         check_error(await world.call("POST", TENANTS, json={"name": "team-x"}), 409, "name_reserved", "name")
 
+    async def test_limits_are_merged_and_hold_uploads(self, world: GatewayWorld) -> None:
+        path = f"{TENANTS}/team-x"
+        limits = {"adapter_versions": 1, "adapter_rank": 2, "adapter_bytes": None}
+        created = await world.call("POST", TENANTS, json={"name": "team-x", "limits": limits})
+        assert created.json()["limits"] == {"adapter_versions": 1, "adapter_rank": 2}
+        await world.push("team-x")
+        full = await world.call("POST", f"{path}/adapters/other/versions", files=world.last_files())
+        told = check_error(full, 429, "quota_exceeded", "adapter_versions")
+        assert told.startswith("This tenant has 1 versions and may have 1, retired ones included")
+        assert full.headers["retry-after"] == "3600"
+        changed = await world.call("PATCH", path, json={"limits": {"adapter_versions": None, "adapter_bytes": 1}})
+        assert changed.json()["limits"] == {"adapter_rank": 2, "adapter_bytes": 1}
+        again = await world.call("POST", f"{path}/adapters/other/versions", files=world.last_files())
+        check_error(again, 429, "quota_exceeded", "adapter_bytes")
+        check_error(
+            await world.call("PATCH", path, json={"limits": {"x": 1}}), 400, "unsupported_parameter", "limits.x"
+        )
+        assert (await world.call("PATCH", path, json={"limits": None})).json()["limits"] == {}
+        await world.push("team-x", "other")
+        events = (await world.call("GET", "/api/v1/audit")).json()["data"]
+        first = [event["details"] for event in events if event["action"] == "tenant.changed"][-1]
+        assert first["before"] == {"limits": {"adapter_versions": 1, "adapter_rank": 2}}
+        assert first["after"] == {"limits": {"adapter_bytes": 1, "adapter_rank": 2}}
+
     @pytest.mark.parametrize(
         ("body", "code", "param"),
         [
@@ -252,8 +284,16 @@ class TestTenants:
             ({"name": "a" * 64}, "invalid_name", "name"),
             ({"name": "../x"}, "invalid_name", "name"),
             ({"name": "team-x", "nam": 1}, "unknown_parameter", "nam"),
-            ({"name": "team-x", "limits": {}}, "unsupported_parameter", "limits"),
-            ({"name": "team-x", "limits": {"requests_per_minute": 5}}, "unsupported_parameter", "limits"),
+            ({"name": "team-x", "limits": []}, "invalid_request_error", "limits"),
+            (
+                {"name": "team-x", "limits": {"requests_per_second": 5}},
+                "unsupported_parameter",
+                "limits.requests_per_second",
+            ),
+            ({"name": "team-x", "limits": {"adapter_rank": 0}}, "invalid_request_error", "limits.adapter_rank"),
+            ({"name": "team-x", "limits": {"adapter_rank": True}}, "invalid_request_error", "limits.adapter_rank"),
+            ({"name": "team-x", "limits": {"adapter_rank": 2**31}}, "invalid_request_error", "limits.adapter_rank"),
+            ({"name": "team-x", "limits": {"adapter_bytes": 1.5}}, "invalid_request_error", "limits.adapter_bytes"),
             ({"name": "team-x", "bases": ["nope"]}, "invalid_request_error", "bases"),
             ({"name": "team-x", "display_name": ""}, "invalid_request_error", "display_name"),
             ({"name": "team-x", "display_name": "e\u0301"}, "invalid_request_error", "display_name"),
@@ -269,11 +309,9 @@ class TestTenants:
         check_error(await world.call("POST", "/api/v1/bases", json=base), 409, "name_reserved", "name")
         assert (await world.call("POST", "/api/v1/bases", json=base | {"name": "free"})).status_code == 201
 
-    @pytest.mark.parametrize(("name", "code"), [(BASE, "name_reserved"), ("platform", "name_reserved")])
-    async def test_names_of_bases_and_of_the_platform_are_taken(
-        self, world: GatewayWorld, name: str, code: str
-    ) -> None:
-        check_error(await world.call("POST", TENANTS, json={"name": name}), 409, code, "name")
+    @pytest.mark.parametrize("name", [BASE, "platform", "other"])
+    async def test_names_of_bases_and_of_the_platform_are_taken(self, world: GatewayWorld, name: str) -> None:
+        check_error(await world.call("POST", TENANTS, json={"name": name}), 409, "name_reserved", "name")
 
     async def test_a_tenant_with_adapters_goes_only_by_cascade(self, world: GatewayWorld) -> None:
         await world.create_tenant("team-x")
@@ -451,6 +489,55 @@ class TestReports:
         assert all(event["tenant"] == "team-x" for event in events)
         assert key not in json.dumps(events)
         assert [event["at"] for event in events] == sorted((event["at"] for event in events), reverse=True)
+        assert all({"before", "after"} <= set(event["details"]) for event in events)
+
+    async def test_the_trail_can_be_asked_for_who_what_which_and_when(self, world: GatewayWorld) -> None:
+        for tenant in ("team-x", "team-y"):
+            await world.create_tenant(tenant)
+            await world.push(tenant, "style")
+            await world.push(tenant, "style2")
+
+        async def ask(**params: str) -> list[dict[str, Any]]:
+            answer = await world.call("GET", "/api/v1/audit", params={"limit": "200", **params})
+            assert answer.status_code == 200, answer.text
+            found: list[dict[str, Any]] = answer.json()["data"]
+            return found
+
+        everything = await ask()
+        one = next(event for event in everything if event["action"] == "adapter.version_created")
+        for name in ("tenant", "actor", "action", "key_id", "request_id"):
+            expected = [event for event in everything if event[name] == one[name]]
+            assert await ask(**{name: one[name]}) == expected
+        under = await ask(subject="team-x/style")
+        assert {event["subject"] for event in under} >= {"team-x/style@1"}
+        assert all(event["subject"].split("@")[0] == "team-x/style" for event in under)
+        assert await ask(subject="team-x/styl%") == await ask(actor="nobody") == []
+        middle = everything[len(everything) // 2]["at"]
+        later, earlier = await ask(**{"from": middle}), await ask(to=middle)
+        assert later + earlier == everything
+        both = await ask(tenant="team-y", action="adapter.version_created")
+        assert {event["tenant"] for event in both} == {"team-y"}
+        first = (await world.call("GET", "/api/v1/audit", params={"limit": "1", "tenant": "team-y"})).json()
+        rest = await ask(tenant="team-y", cursor=first["next_cursor"])
+        assert first["data"] + rest == await ask(tenant="team-y")
+
+    @pytest.mark.parametrize("text", ["", "a\0b", "x" * 301])
+    async def test_the_trail_refuses_what_no_event_holds(self, world: GatewayWorld, text: str) -> None:
+        answer = await world.call("GET", "/api/v1/audit", params={"actor": text})
+        check_error(answer, 400, "invalid_request_error", "actor")
+
+    @pytest.mark.parametrize(
+        ("action", "names", "not_names"),
+        [("key.rotate", "key.rotated", "alias.set"), ("promoted", "alias.set", "alias.promoted")],
+    )
+    async def test_an_act_that_there_is_not_is_refused_with_those_that_there_are(
+        self, world: GatewayWorld, action: str, names: str, not_names: str
+    ) -> None:
+        answer = await world.call("GET", "/api/v1/audit", params={"action": action})
+        check_error(answer, 400, "invalid_request_error", "action")
+        message = answer.json()["error"]["message"]
+        assert names in message
+        assert not_names not in message
 
 
 @pytest.mark.parametrize("param", ["from", "to"])

@@ -14,7 +14,7 @@ from gateway_world import running_world
 from loraplex.db import claim as claim_module
 from loraplex.db.claim import Claim
 from loraplex.db.database import Database
-from loraplex.errors import DatabaseInUseError
+from loraplex.errors import DatabaseInUseError, UnavailableError
 
 ENDED_BY_ADMIN = sa.text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
 
@@ -103,3 +103,44 @@ class TestPostgres:
         async with asyncio.timeout(5):
             await watched.wait()
         await faster.release()
+
+    async def test_one_that_broke_under_somebodys_hands_is_made_again(
+        self, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(claim_module, "_LOOK_EVERY_S", 0.2)
+        mine, other = (Claim(database_url, name, is_shared=True) for name in ("gw_mine", "gw_other"))
+        await mine.take()
+        await other.take()
+        await self.end_sessions(database_url)
+        for claim in (mine, other):
+            for _ in range(2):
+                with pytest.raises(UnavailableError):
+                    await claim.try_lead("reconciler")
+        tasks = [asyncio.create_task(claim.watch(lambda: None)) for claim in (mine, other)]
+        await asyncio.sleep(1.0)
+        assert not any(task.done() for task in tasks)
+        async with other.hold_dead("gw_mine") as is_dead:
+            assert not is_dead
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await mine.release()
+        await other.release()
+
+    async def test_one_of_several_does_a_duty_and_another_when_it_is_gone(self, database_url: str) -> None:
+        first, second = (Claim(database_url, name, is_shared=True) for name in ("gw_first", "gw_second"))
+        await first.take()
+        await second.take()
+        assert await first.try_lead("reconciler")
+        assert not await second.try_lead("reconciler")
+        assert await second.try_lead("another duty")
+        assert await first.try_lead("reconciler")
+        await first.release()
+        assert await second.try_lead("reconciler")
+        with pytest.raises(UnavailableError):
+            await first.try_lead("reconciler")
+        await second.release()
+
+
+async def test_a_gateway_that_is_alone_does_every_duty(claim: Claim) -> None:
+    assert await claim.try_lead("reconciler")

@@ -109,7 +109,8 @@ async def test_the_engine_learns_who_calls_and_gets_the_fields_as_they_came(worl
     assert headers["x-loraplex-done"] == "1"
     assert 0 < int(headers["x-loraplex-deadline-ms"]) <= 600_000
     assert "forged" not in json.dumps(headers)
-    assert "x-loraplex-priority" not in headers
+    assert (headers["x-loraplex-priority"], headers["x-loraplex-weight"]) == ("0", "1")
+    assert "x-loraplex-cache-salt" not in headers
     assert key not in json.dumps(headers)
     verifier = TokenVerifier([world.gateway.signer.public_pem], "engine")
     identity = verifier.verify(headers["authorization"].removeprefix("Bearer "))
@@ -119,6 +120,23 @@ async def test_the_engine_learns_who_calls_and_gets_the_fields_as_they_came(worl
         headers["x-loraplex-request-id"],
     )
     assert headers["x-loraplex-tenant-id"] == identity.tenant_id
+
+
+async def test_the_engine_learns_the_share_of_the_team_and_the_priority_of_the_key(world: GatewayWorld) -> None:
+    await world.create_tenant("team-w", weight=40)
+    await world.push("team-w")
+    key = await world.create_key("team-w", priority=3)
+    await world.complete("team-w", "answer", key, headers={"x-loraplex-weight": "900", "x-loraplex-cache-salt": "mine"})
+    await world.complete(BASE, "answer", key)
+    # an admin's question is in the turns of the team whose adapter it is, and at none of its prefixes
+    await world.complete("team-w", "answer", ADMIN_KEY)
+    shares, salts = [], []
+    for call in world.engine.calls:
+        shares.append((call["headers"]["x-loraplex-weight"], call["headers"]["x-loraplex-priority"]))
+        salts.append(call["headers"].get("x-loraplex-cache-salt"))
+    assert shares == [("40", "3"), ("40", "3"), ("40", "0")]
+    assert salts[:2] == [None, None]
+    assert salts[2] not in (None, "mine", "")
 
 
 async def test_a_stream_is_whole_events_and_ends_with_done(world: GatewayWorld, key: str) -> None:
@@ -157,7 +175,8 @@ async def test_a_base_answers_under_its_name(world: GatewayWorld, key: str) -> N
 async def test_all_routes_know_the_same_names(world: GatewayWorld, key: str, route: str) -> None:
     await world.push("team-x")
     for model, status in (("team-x", 200), ("team-x/default@live", 200), ("team-y", 404), ("", 404)):
-        response = await world.call("POST", route, key=key, json={"model": model, "prompt": "answer"})
+        said = {"messages": []} if "chat" in route else {"prompt": "answer"}
+        response = await world.call("POST", route, key=key, json={"model": model, **said})
         assert response.status_code == status, (model, response.text)
         if status == 404:
             assert response.json()["error"]["code"] == "model_not_found"
@@ -233,7 +252,9 @@ async def test_a_client_that_leaves_the_queue_is_noticed(world: GatewayWorld, ke
 
 
 async def test_normal_endings_abort_nothing(world: GatewayWorld, key: str) -> None:
-    await asyncio.gather(*(world.complete(BASE, "answer", key, fields={"stream": i % 2 == 0}) for i in range(40)))
+    for _ in range(5):
+        calls = [world.complete(BASE, "answer", key, fields={"stream": i % 2 == 0}) for i in range(8)]
+        assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 8
     assert world.engine.aborted == []
     assert len(await world.usage()) == 40
     assert await world.open_requests() == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,31 +12,17 @@ import sqlalchemy as sa
 
 from gateway_world import until
 from loraplex.db.database import Database
-from loraplex.db.tables import request, usage
+from loraplex.db.statement import Statement
+from loraplex.db.tables import request, usage, version_outcome
 from loraplex.errors import InvalidRequestError, UnavailableError
 from loraplex.usage import ledger as ledger_module
 from loraplex.usage import recovery, report
 from loraplex.usage.ledger import Ledger
 from loraplex.usage.record import Done, RequestRow, Settlement
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
-from loraplex.usage.report import UsageQuery, sum_usage
+from loraplex.usage.report import RowQuery, UsageQuery, list_rows, sum_usage
 
 NOW = datetime(2026, 5, 4, 23, 59, 30, tzinfo=UTC)
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = Database(database_url)
-    yield opened
-    await opened.close()
-
-
-@pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[Ledger]:
-    started = Ledger(database)
-    started.start()
-    yield started
-    await started.stop()
 
 
 def row(request_id: str = "req_1", **changes: Any) -> RequestRow:
@@ -71,19 +57,21 @@ class Outage:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._write = database.write
+        self._transact = database.transact
 
     def begin(self) -> None:
-        def refuse() -> Any:
+        async def refuse(work: Any) -> Any:
             raise UnavailableError
 
-        self._database.write = refuse  # type: ignore[method-assign]
+        self._database.transact = refuse  # type: ignore[method-assign]
 
     def end(self) -> None:
-        self._database.write = self._write  # type: ignore[method-assign]
+        self._database.transact = self._transact  # type: ignore[method-assign]
 
 
-DONE = Done(prompt_tokens=10, cached_tokens=4, completion_tokens=5, queue_s=0.5, decode_s=1.5, finish="stop")
+DONE = Done(
+    prompt_tokens=10, cached_tokens=4, completion_tokens=5, queue_s=0.5, decode_s=1.5, finish="stop", load_bytes=4096
+)
 
 
 async def test_a_request_is_on_disk_before_it_is_dispatched_and_settled_once(
@@ -110,14 +98,14 @@ async def test_a_request_is_on_disk_before_it_is_dispatched_and_settled_once(
 
 async def test_many_callers_share_few_commits(database: Database, ledger: Ledger) -> None:
     commits = 0
-    original = database.write
+    original = database.transact
 
-    def counted() -> Any:
+    async def counted(work: Any) -> Any:
         nonlocal commits
         commits += 1
-        return original()
+        return await original(work)
 
-    database.write = counted  # type: ignore[method-assign]
+    database.transact = counted  # type: ignore[method-assign]
     rows = [row(f"req_{i}") for i in range(100)]
     await asyncio.gather(*(ledger.open(one) for one in rows))
     await asyncio.gather(*(ledger.settle(one, Settlement(outcome="ok", done=DONE)) for one in rows))
@@ -217,10 +205,11 @@ async def test_open_requests_are_settled_after_a_restart(database: Database, led
         await ledger.open(row(f"req_{number}", created_at=NOW + timedelta(seconds=number)))
     ledger.note_progress("req_1", 17)
     await asyncio.sleep(1.3)
-    answers = {"req_0": DONE, "req_1": None, "req_2": Done(completion_tokens=3, finish="abort")}
+    aborted = Done(completion_tokens=3, finish="abort")
+    answers = {"req_0": (DONE, "http://127.0.0.1:1"), "req_1": None, "req_2": (aborted, "http://127.0.0.1:2")}
     tries = 0
 
-    async def find_done(found: RequestRow) -> Done | None:
+    async def find_done(found: RequestRow) -> tuple[Done, str] | None:
         nonlocal tries
         if found.request_id == "req_3":
             tries += 1
@@ -229,8 +218,11 @@ async def test_open_requests_are_settled_after_a_restart(database: Database, led
 
     found = await find_open_requests(database, NOW + timedelta(seconds=10))
     await settle_open_requests(ledger, found, find_done, patience_s=0)
-    used = {one["request_id"]: (one["outcome"], one["completion_tokens"]) for one in await read(database, usage)}
+    rows = await read(database, usage)
+    used = {one["request_id"]: (one["outcome"], one["completion_tokens"]) for one in rows}
     assert used == {"req_0": ("ok", 5), "req_1": ("lost", 17), "req_2": ("cancelled", 3), "req_3": ("lost", 0)}
+    # the row names the engine that had it last, whichever was tried first
+    assert [one["replica"][-1] for one in sorted(rows, key=lambda one: str(one["request_id"]))] == ["1", "1", "2", "1"]
     assert tries == 1
     assert await find_open_requests(database, NOW + timedelta(seconds=10)) == []
 
@@ -249,10 +241,10 @@ async def test_one_request_that_cannot_be_settled_keeps_no_other_from_it(
             raise failures[one.request_id].pop()
         await settle(one, settlement)
 
-    async def find_done(one: RequestRow) -> Done | None:
+    async def find_done(one: RequestRow) -> tuple[Done, str] | None:
         if one.request_id == "req_2":
             raise ValueError("not an answer")
-        return Done(completion_tokens=2, finish="error")
+        return Done(completion_tokens=2, finish="error"), one.replica
 
     monkeypatch.setattr(ledger, "settle", settle_badly)
     await settle_open_requests(ledger, found, find_done, patience_s=0)
@@ -274,8 +266,41 @@ async def test_usage_is_summed_by_its_groups(database: Database, ledger: Ledger)
     ]
     (total,) = await sum_usage(database, UsageQuery())
     assert (total["requests"], total["requests_ok"], total["requests_lost"], total["prompt_tokens"]) == (5, 4, 1, 40)
+    assert (total["load_bytes"], total["queue_s"], total["decode_s"], total["prefill_s"]) == (4 * 4096, 2.0, 6.0, 0.0)
     (window,) = await sum_usage(database, UsageQuery(start=later, stop=later + timedelta(seconds=1)))
     assert window["requests"] == 1
+
+
+async def test_usage_is_told_key_by_key_and_row_by_row(database: Database, ledger: Ledger) -> None:
+    began_at = [NOW, NOW, NOW + timedelta(seconds=1), NOW - timedelta(days=1)]
+    for number, at in enumerate(began_at):
+        one = row(f"req_{number}", key_id=f"key_{number % 2}", created_at=at)
+        await ledger.settle(one, Settlement(outcome="ok", done=DONE))
+    by_key = await sum_usage(database, UsageQuery(group_by=("key",)))
+    assert [(found["key"], found["requests"], found["load_bytes"]) for found in by_key] == [
+        ("key_0", 2, 8192),
+        ("key_1", 2, 8192),
+    ]
+    seen: list[str] = []
+    before = None
+    while page := await list_rows(database, RowQuery(before=before, limit=2)):
+        seen += [found["request_id"] for found in page]
+        before = (page[-1]["created_at"], page[-1]["request_id"])
+    assert seen == ["req_2", "req_1", "req_0", "req_3"]
+    exact = RowQuery(tenant_id="t-1", start=NOW, exact={"key_id": "key_1"})
+    assert [(found["request_id"], found["load_bytes"]) for found in await list_rows(database, exact)] == [
+        ("req_1", 4096)
+    ]
+
+
+async def test_an_answer_that_ended_by_itself_is_charged_though_it_has_no_token(
+    database: Database, ledger: Ledger
+) -> None:
+    scored = Done(prompt_tokens=7, finish="length")
+    await ledger.settle(row("req_scored"), Settlement(outcome="ok", done=scored))
+    # the client left just when it had ended: the engine counted it
+    await ledger.settle(row("req_left"), Settlement(outcome="cancelled", done=scored))
+    assert [used["prompt_tokens"] for used in await read(database, usage)] == [7, 7]
 
 
 async def test_more_groups_than_an_answer_holds_are_refused_not_cut(
@@ -298,3 +323,43 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
         async with away.read():
             pass
     await away.close()
+
+
+async def test_outcomes_are_counted_once_for_each_request_that_is_settled(database: Database, ledger: Ledger) -> None:
+    base = {"adapter_id": None, "adapter": None, "version": None, "digest": None}
+    rows = [row(f"req_{number}") for number in range(40)] + [row("req_of_the_base", **base)]
+    for one in rows:
+        await ledger.open(one)
+    outcomes = ["ok"] * 30 + ["error"] * 11
+    settlements = [Settlement(outcome=outcome) for outcome in outcomes]
+    for _ in range(2):
+        await asyncio.gather(*(ledger.settle(one, end) for one, end in zip(rows, settlements, strict=True)))
+    async with database.read() as connection:
+        found = (await connection.execute(sa.select(version_outcome))).mappings().all()
+    counted: dict[str, int] = {}
+    for one in found:
+        assert (one["adapter_id"], one["version"], one["minute"].second) == ("a-1", 3, 0)
+        counted[one["outcome"]] = counted.get(one["outcome"], 0) + one["num_requests"]
+    assert counted == {"ok": 30, "error": 10}
+
+
+async def test_a_file_that_cannot_be_opened_or_has_no_tables_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    """The thread that writes outlives what it meets."""
+    away = Database(f"sqlite+aiosqlite:///{tmp_path}/nowhere/db")
+    for _ in range(2):
+        with pytest.raises(UnavailableError):
+            async with asyncio.timeout(5):
+                await away.transact(lambda _: None)
+    (tmp_path / "nowhere").mkdir()
+    assert await away.transact(lambda _: 7) == 7
+    # one of its own: a statement keeps the columns that it was first given
+    statement = Statement(lambda dialect: dialect.insert(request))
+    with pytest.raises(UnavailableError):
+        await away.transact(lambda transaction: transaction.run(statement, [{"request_id": "req_1"}]))
+    with pytest.raises(ValueError, match="ours"):
+        await away.transact(_fail)
+    await away.close()
+
+
+def _fail(_: object) -> None:
+    raise ValueError("a mistake of ours")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import stat
 import sys
@@ -39,7 +40,7 @@ class Process:
     async def wait_until_listening(self) -> None:
         assert self.process.stderr is not None
         async with asyncio.timeout(30):
-            while not (found := re.search(r"listening on (http://\S+)", self.log)):
+            while not (found := re.search(r'listening on (http://[^\s"]+)', self.log)):
                 line = (await self.process.stderr.readline()).decode()
                 assert line, self.log
                 self.log += line
@@ -53,6 +54,12 @@ class Process:
             return await self.process.wait()
 
 
+def allow_few_files() -> None:
+    """As many as a process usually begins with, or fewer."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+
+
 @asynccontextmanager
 async def gateway_process(data_dir: Path, **settings: str) -> AsyncIterator[Process]:
     environ = {
@@ -62,7 +69,7 @@ async def gateway_process(data_dir: Path, **settings: str) -> AsyncIterator[Proc
         **settings,
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-c", PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE, preexec_fn=allow_few_files
     )
     try:
         yield Process(process)
@@ -70,6 +77,21 @@ async def gateway_process(data_dir: Path, **settings: str) -> AsyncIterator[Proc
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_callers_without_a_key_who_stay_keep_nobody_out(database_url: str, tmp_path: Path) -> None:
+    async with gateway_process(tmp_path) as gateway:
+        await gateway.wait_until_listening()
+        host, port = gateway.url.removeprefix("http://").split(":")
+        idle = []
+        for _ in range(200):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.append(writer)
+            assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 200 OK\r\n"
+        for writer in idle:
+            writer.close()
+        assert resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)[0] > 128
 
 
 async def test_first_start_makes_the_keys_and_sigterm_ends_with_0(database_url: str, tmp_path: Path) -> None:

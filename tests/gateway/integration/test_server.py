@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -170,12 +171,19 @@ async def test_a_connection_that_is_to_end_does_not_wait_for_ever_for_its_client
     """The client takes so much that the server may write again, and then nothing."""
     monkeypatch.setattr(server, "_BLOCKED_S", 2.0)
     async with serving_app(pour) as (serving, address), connected(address) as client:
-        await client.send(REQUEST)
         connections = serving.server_state.connections
-        await until(lambda: any(each.transport.is_closing() for each in connections))
+        await until(lambda: connections, 20)
         [connection] = connections
-        while connection.transport.get_write_buffer_size() > 65536:
-            await client.reader.read(65536)
+        # or the two sockets would hold what the client does not take
+        for end, option in ((client.writer, socket.SO_RCVBUF), (connection.transport, socket.SO_SNDBUF)):
+            end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, option, 65536)
+        connection.transport.set_write_buffer_limits(high=7_000_000, low=6_000_000)
+        client.writer.transport.pause_reading()
+        await client.send(REQUEST)
+        await until(connection.transport.is_closing, 20)
+        client.writer.transport.resume_reading()
+        while connection.flow.write_paused:  # noqa: ASYNC110 - a pause would let the client take the rest
+            await asyncio.sleep(0)
         client.writer.transport.pause_reading()
         await until(lambda: not connections, 20)
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
-from loraplex.audit.trail import list_events
+from loraplex.audit.trail import EventQuery, list_events
 from loraplex.db.database import Database
 from loraplex.db.revision import REVISION, check_revision
 from loraplex.db.tables import api_key, tenant
@@ -28,9 +29,10 @@ from loraplex.errors import (
 from loraplex.gateway.authentication import Authenticator
 from loraplex.gateway.directory import Directory
 from loraplex.keys.secret import new_key_text
-from loraplex.keys.service import KeyService, list_keys
+from loraplex.keys.service import KeyChange, KeyService, NewKey, list_keys
 from loraplex.tenants.service import TenantService, list_tenants
 from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.limits import RATE_LIMITS, RateLimits
 
 PEPPER = b"pepper"
 
@@ -62,14 +64,14 @@ class World:
         self.authenticator = Authenticator(self.directory, PEPPER)
 
     async def tenant_id(self, name: str = "team-x") -> uuid.UUID:
-        row = await self.tenants.create_tenant(ADMIN, name, None, None)
+        row = await self.tenants.create_tenant(ADMIN, name, None, None, None)
         await self.directory.refresh()
         found: uuid.UUID = row["id"]
         return found
 
     async def key(self, tenant_id: uuid.UUID, by: Identity = ADMIN, **changes: Any) -> tuple[dict[str, Any], str]:
         fields: dict[str, Any] = {"name": "k", "owner": "o", "scopes": ["infer"], "role": "tenant", "expires_at": None}
-        created = await self.keys.create_key(by, tenant_id=tenant_id, tenant="team-x", **{**fields, **changes})
+        created = await self.keys.create_key(by, tenant_id, "team-x", NewKey(**fields | changes))
         await self.directory.refresh()
         return created
 
@@ -96,11 +98,20 @@ async def test_a_key_opens_its_tenant_and_its_text_is_nowhere(world: World) -> N
     assert text[15:58] not in repr(world.directory.find_key(text[4:14]))
 
 
-@pytest.mark.parametrize("text", [None, "", "x", "lpx_0000000000_" + "0" * 49])
+@pytest.mark.parametrize("text", [None, "", "x", new_key_text()], ids=["none", "empty", "foreign", "unknown"])
 async def test_no_key_and_unknown_keys_are_one_error(world: World, text: str | None) -> None:
     with pytest.raises(AuthenticationError) as caught:
         world.who(text)
     assert str(caught.value) == str(AuthenticationError())
+
+
+async def test_a_key_that_was_cut_or_mistyped_is_told_so_and_no_more(world: World) -> None:
+    _, text = await world.key(await world.tenant_id())
+    last = "0" if text[-1] != "0" else "1"
+    for broken in (text[:-1], text + "0", text[:-1] + last, text[:20] + text[21:22] + text[20:21] + text[22:], "lpx_"):
+        if broken != text:
+            with pytest.raises(AuthenticationError, match="not a whole API key"):
+                world.who(broken)
 
 
 async def test_a_right_id_with_a_wrong_secret_opens_nothing(world: World) -> None:
@@ -163,7 +174,8 @@ async def test_two_creations_at_once_give_one_tenant(world: World) -> None:
 
 async def test_a_key_gives_no_more_than_it_has(world: World) -> None:
     tenant_id = await world.tenant_id()
-    by = identity("tenant", tenant="team-x", tenant_id=str(tenant_id), scopes=("infer", "keys:write"))
+    _, text = await world.key(tenant_id, scopes=["infer", "keys:write"])
+    by = world.who(text)
     await world.key(tenant_id, by)
     with pytest.raises(PermissionDeniedError):
         await world.key(tenant_id, by, scopes=["adapters:write"])
@@ -174,6 +186,40 @@ async def test_a_key_gives_no_more_than_it_has(world: World) -> None:
     for bad in ({"scopes": ["everything"]}, {"role": "root"}, {"expires_at": datetime(2020, 1, 1, tzinfo=UTC)}):
         with pytest.raises(InvalidRequestError):
             await world.key(tenant_id, **bad)
+
+
+async def test_a_key_that_is_rotated_and_revoked_at_the_same_moment_ends_dead(world: World) -> None:
+    tenant_id = await world.tenant_id()
+    row, text = await world.key(tenant_id, limits={"tokens_per_day": 5}, priority=2)
+    key_id = row["public_id"]
+    rotations = [
+        world.keys.rotate_key(ADMIN, tenant_id, "team-x", key_id, 3600, expires_at=msgspec.UNSET) for _ in range(3)
+    ]
+    revocation = world.keys.revoke_key(ADMIN, tenant_id=tenant_id, tenant="team-x", key_id=key_id)
+    *made, _ = await asyncio.gather(*rotations, revocation, return_exceptions=True)
+    await world.directory.refresh()
+    with pytest.raises(AuthenticationError, match="revoked"):
+        world.who(text)
+    for one in made:
+        # after the revocation there was nothing to rotate
+        if isinstance(one, BaseException):
+            assert isinstance(one, ConflictError)
+            continue
+        assert (one[0]["limits"], one[0]["priority"], one[0]["rotated_from"]) == ({"tokens_per_day": 5}, 2, key_id)
+        assert world.who(one[1]).key_id == one[0]["public_id"]
+
+
+async def test_changes_of_one_key_at_the_same_moment_are_all_there(world: World) -> None:
+    tenant_id = await world.tenant_id()
+    row, _ = await world.key(tenant_id)
+    changes = [KeyChange(limits={name: 7}) for name in RATE_LIMITS] + [KeyChange(priority=3)]
+    await asyncio.gather(
+        *(world.keys.change_key(ADMIN, tenant_id, "team-x", row["public_id"], change) for change in changes)
+    )
+    await world.directory.refresh()
+    entry = world.directory.find_key_by_id(row["public_id"])
+    assert entry is not None
+    assert (entry.rate_limits, entry.priority) == (RateLimits(**dict.fromkeys(RATE_LIMITS, 7)), 3)
 
 
 async def test_platform_keys_are_not_their_tenants_business(world: World) -> None:
@@ -219,7 +265,7 @@ async def test_lists_are_newest_first_and_events_tell_who_did_it(world: World) -
     assert [row["name"] for row in newest] == ["team-c", "team-b"]
     older = await list_tenants(world.database, None, ids[1], 2)
     assert [row["name"] for row in older] == ["team-a"]
-    events = await list_events(world.database, str(ids[0]), None, 10)
+    events = await list_events(world.database, EventQuery(tenant_id=str(ids[0])), None, 10)
     assert [(event["action"], event["actor"], event["tenant"]) for event in events] == [
         ("tenant.created", "ada", "team-a")
     ]

@@ -9,8 +9,9 @@ import pytest
 
 from loraplex.errors import InvalidRequestError
 from loraplex.gateway.call import parse_call
-from loraplex.gateway.inference import read_timeout
+from loraplex.gateway.inference import read_canary_key, read_timeout
 from loraplex.gateway.problem import describe
+from loraplex_engine.errors import EngineError
 
 ROUTE = "/v1/chat/completions"
 
@@ -61,6 +62,22 @@ def test_a_wrong_type_names_its_field(field: str, value: Any) -> None:
     assert caught.value.param == field
 
 
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"max_tokenz": 5}, "unknown_parameter", "max_tokenz"),
+        ({"echo": True}, "unsupported_parameter", "echo"),
+        ({"store": True, "nonsense": 1}, "unsupported_parameter", "store"),
+    ],
+)
+def test_a_field_that_no_engine_takes_is_refused_here(fields: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(EngineError) as caught:
+        parse(**fields)
+    problem = describe(caught.value)
+    assert (problem.status, problem.code, problem.param) == (400, code, param)
+    assert parse(echo=None, store=False, max_tokenz=None).fields["store"] is False
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"model": null}'])
 def test_a_missing_model_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -104,3 +121,12 @@ def test_timeouts_are_bounded() -> None:
     for text in ("0", "-1", "nan", "inf", "1e400", "abc", ""):
         with pytest.raises(InvalidRequestError):
             read_timeout(text)
+
+
+def test_a_canary_key_is_taken_whole_or_refused() -> None:
+    assert read_canary_key(None) is None
+    assert read_canary_key("k" * 200) == "k" * 200
+    for text in ("", "k" * 201, "a b", "\xe9"):
+        with pytest.raises(InvalidRequestError, match="200 visible ASCII") as caught:
+            read_canary_key(text)
+        assert caught.value.param == "x-loraplex-canary-key"

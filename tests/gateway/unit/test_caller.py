@@ -19,7 +19,7 @@ def identity(role: str) -> Identity:
 @pytest.fixture
 def inference() -> Inference:
     nothing: Any = cast("Any", None)
-    return Inference(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+    return Inference(nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize("role", ["tenant", "engine", "some-later-role"])

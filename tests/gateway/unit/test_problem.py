@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
@@ -22,6 +24,12 @@ def test_every_error_that_can_reach_a_client_has_a_status_and_says_what_to_do() 
         assert cls().message
         if not issubclass(cls, errors.StartError):
             assert cls.code in CODE_TO_STATUS, cls
+
+
+def test_errors_are_told_in_ascii_whatever_clients_wrote() -> None:
+    body = describe(errors.InvalidRequestError("ü \ud83d", param="\ud83d")).encode()
+    assert body.isascii()
+    assert json.loads(body)["error"]["param"] == "\ud83d"
 
 
 def test_every_error_is_in_the_tree_of_the_module() -> None:
@@ -51,7 +59,7 @@ def test_unavailable_answers_say_when_to_come_back() -> None:
 def test_the_frameworks_own_refusals_have_the_shape_too() -> None:
     assert describe(NotFoundException()).body["error"]["code"] == "not_found"
     problem = describe(MethodNotAllowedException(headers={"allow": "GET"}))
-    assert (problem.status, problem.code, problem.all_headers) == (405, "method_not_allowed", {"allow": "GET"})
+    assert (problem.status, problem.code, problem.all_headers) == (405, "method_not_allowed", {"allow": "GET, HEAD"})
 
 
 def test_what_nobody_expected_shows_nothing_of_itself() -> None:

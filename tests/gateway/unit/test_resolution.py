@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import msgspec
 import pytest
 
 from loraplex.errors import AdapterLoadingError, AdapterQuarantinedError, AdapterRetiredError, ModelNotFoundError
 from loraplex.gateway.names import NameIndex
-from loraplex.gateway.resolution import Caller, canary_bucket, find_listed, resolve
+from loraplex.gateway.resolution import Caller, Resolved, canary_bucket, find_listed, find_part, resolve
 from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta, Target, VersionName
 
 BASE = "tiny-base"
@@ -209,6 +210,31 @@ async def test_a_first_version_on_its_way_answers_for_the_name() -> None:
             resolve(model, TEAM_X, index, "key")
 
 
+async def test_a_later_version_on_its_way_answers_while_nothing_is_live() -> None:
+    versions = (version(1, "quarantined"), version(2, "validating"), version(3, "retired"))
+    index = await build_index(adapter(versions=versions, aliases={}))
+    with pytest.raises(AdapterLoadingError, match="version 2 is still being validated"):
+        resolve("team-x", TEAM_X, index, "key")
+    index = await build_index(adapter(versions=versions, aliases={"live": (Target(1, 100),)}))
+    with pytest.raises(AdapterQuarantinedError):
+        resolve("team-x", TEAM_X, index, "key")
+
+
+async def test_what_is_purged_cannot_be_restored() -> None:
+    index = await build_index(adapter(versions=(version(1, "purged"), version(2)), aliases={"live": (Target(2, 100),)}))
+    with pytest.raises(AdapterRetiredError, match="version 1 is purged; upload it again or call another"):
+        resolve("team-x/default@1", TEAM_X, index, "key")
+
+
+@pytest.mark.parametrize("state", ["retired", "purged"])
+async def test_a_full_fine_tune_that_was_closed_is_not_advised_to_be_restored(state: str) -> None:
+    full = msgspec.structs.replace(version(2, state), kind="full", pool="team-x-full")
+    index = await build_index(adapter(versions=(version(1), full), aliases={"live": (Target(1, 100),)}))
+    with pytest.raises(AdapterRetiredError, match="its escalation is closed: call another, or open a new") as caught:
+        resolve("team-x/default@2", TEAM_X, index, "key")
+    assert "restore" not in caught.value.message
+
+
 async def test_a_ready_version_that_was_never_promoted_is_not_live() -> None:
     index = await build_index(adapter(aliases={}, is_default=False))
     with pytest.raises(ModelNotFoundError):
@@ -322,3 +348,22 @@ def test_a_canary_is_listed_while_some_of_its_calls_are_answered(
 
 def test_an_adapter_without_a_live_version_is_not_listed() -> None:
     assert find_listed(adapter(aliases={})) is None
+
+
+@pytest.mark.parametrize(
+    ("weights", "number", "expected"),
+    [
+        ({1: 90, 2: 10}, 1, "main"),
+        ({1: 90, 2: 10}, 2, "canary"),
+        ({1: 90, 2: 10}, 3, None),
+        ({1: 100}, 1, None),
+        ({1: 100, 2: 0}, 2, None),
+    ],
+)
+def test_versions_that_share_the_live_alias_have_parts_in_it(
+    weights: dict[int, int], number: int, expected: str | None
+) -> None:
+    targets = tuple(Target(*pair) for pair in weights.items())
+    found = adapter(versions=(version(1), version(2), version(3)), aliases={"live": targets})
+    assert find_part(Resolved("base", found, version(number))) == expected
+    assert find_part(Resolved("base")) is None

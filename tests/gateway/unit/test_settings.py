@@ -17,6 +17,8 @@ def test_a_data_folder_is_enough() -> None:
     assert settings.database_url == "sqlite+aiosqlite:////srv/loraplex/loraplex.db"
     assert settings.object_store_url == "file:///srv/loraplex/objects"
     assert (settings.host, settings.port) == ("127.0.0.1", 8080)
+    assert settings.drain_s == 30.0
+    assert load_settings({**DATA, "LORAPLEX_DRAIN_S": "600"}).drain_s == 600.0
 
 
 @pytest.mark.parametrize(
@@ -27,8 +29,10 @@ def test_a_data_folder_is_enough() -> None:
         ({**DATA, "LORAPLEX_LISTEN": "8080"}, "LORAPLEX_LISTEN"),
         ({**DATA, "LORAPLEX_LISTEN": "127.0.0.1:99999"}, "LORAPLEX_LISTEN"),
         ({**DATA, "LORAPLEX_LOG_LEVEL": "loud"}, "LORAPLEX_LOG_LEVEL"),
-        ({**DATA, "LORAPLEX_REDIS_URL": "redis://h"}, "LORAPLEX_REDIS_URL"),
+        ({**DATA, "LORAPLEX_REDIS_URL": "http://h"}, "LORAPLEX_REDIS_URL"),
+        ({**DATA, "LORAPLEX_DATABASE_POOL_SIZE": "0"}, "LORAPLEX_DATABASE_POOL_SIZE"),
         ({**DATA, "LORAPLEX_REGISTRY_URL": "http://h"}, "LORAPLEX_REGISTRY_URL"),
+        *(({**DATA, "LORAPLEX_DRAIN_S": text}, "LORAPLEX_DRAIN_S") for text in ("-1", "3601", "soon", "1e3", "1.2.3")),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(environ: dict[str, str], named: str) -> None:

@@ -54,6 +54,21 @@ async def test_writing_needs_the_scope(world: World, method: str, path: str) -> 
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
 
 
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_whoever_may_change_an_adapter_sees_it_but_not_its_files(world: World, make_adapter: Any) -> None:
+    writer = world.caller(scopes=("adapters:write",))
+    await writer.upload(A, make_adapter(1))
+    for path in (T, A, f"{A}/versions", f"{A}/versions/1", f"{A}/versions/1/report", f"{A}/aliases"):
+        assert (await writer("GET", path)).status_code == 200, path
+    for path in (f"{A}/aliases/live", f"{A}/aliases/live/history"):
+        assert (await writer("GET", path)).status_code == 200, path
+    file = await writer("GET", f"{A}/versions/1/files/adapter_config.json")
+    assert (file.status_code, file.json()["error"]["message"]) == (403, "This key lacks the scope adapters:read")
+    stranger = await world.caller(scopes=("infer",))("GET", A)
+    message = "This key lacks the scope adapters:read or adapters:write"
+    assert (stranger.status_code, stranger.json()["error"]["message"]) == (403, message)
+
+
 async def test_retire_and_restore(world: World, make_adapter: Any) -> None:
     team = world.caller()
     await team.upload(A, make_adapter(1))

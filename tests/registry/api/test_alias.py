@@ -142,7 +142,16 @@ async def test_rollback_refuses_what_is_no_longer_ready(team: Caller) -> None:
     await team("DELETE", f"{A}/versions/1")
     refused = await team("POST", f"{A}/aliases/live/rollback")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert refused.json()["error"]["message"] == "Version 1 is retired, not ready; restore it first, or name another"
     assert (await team("GET", f"{A}/aliases/live")).headers["etag"] == '"2"'
+
+
+async def test_rollback_goes_to_what_was_another_before(team: Caller) -> None:
+    for revision, number in ((1, 2), (2, 3), (3, 3)):
+        await team("PUT", f"{A}/aliases/live", json=_to((number, 100)), headers={"If-Match": f'"{revision}"'})
+    for expected in (2, 3):
+        back = await team("POST", f"{A}/aliases/live/rollback")
+        assert back.json()["targets"] == [{"version": expected, "weight": 100}]
 
 
 async def test_deleted_alias_comes_back_with_a_later_revision(team: Caller) -> None:

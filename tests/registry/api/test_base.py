@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import select
 
+from loraplex_registry.db.model import EventRow
 from registry_world import World, build_tiny_spec
 
 BASES = "/api/v1/bases"
@@ -28,19 +30,39 @@ async def test_register_is_idempotent_and_learns_names(empty_world: World) -> No
     assert [base["name"] for base in (await admin("GET", BASES)).json()["data"]] == ["tiny-llama"]
 
 
-async def test_hashes_of_matrices_are_learnt_once_and_only_of_the_same_weights(empty_world: World) -> None:
+async def test_hashes_of_matrices_are_learnt_once_and_go_with_the_weights(empty_world: World) -> None:
     admin = empty_world.caller(None, role="admin")
     first, second = ({Q: {"F32": digit * 64}} for digit in "12")
     assert (await admin("POST", BASES, json=_body())).json()["matrix_hashes"] == {}
     for body, expected in (
-        (_body(matrix_hashes=second, weights_digest="other"), {}),
+        (_body(matrix_hashes=second, weights_digest=""), {}),
         (_body(matrix_hashes=first), first),
         (_body(matrix_hashes=second), first),
         (_body(), first),
+        (_body(matrix_hashes=second, weights_digest="other"), second),
+        (_body(matrix_hashes=first, weights_digest=""), second),
     ):
         assert (await admin("POST", BASES, json=body)).json()["matrix_hashes"] == expected
     [shown] = (await admin("GET", BASES)).json()["data"]
-    assert (shown["matrix_hashes"], shown["max_saved_bytes"]) == (first, 2 * 1024**3)
+    assert (shown["matrix_hashes"], shown["max_saved_bytes"]) == (second, 2 * 1024**3)
+
+
+async def test_the_last_registration_says_which_weights_are_served(empty_world: World) -> None:
+    admin = empty_world.caller(None, role="admin")
+
+    async def register(digest: str) -> str:
+        answer = await admin("POST", BASES, json=_body(weights_digest=digest))
+        [known] = (await empty_world.registry.names_delta(0)).bases
+        assert known.weights_digest == answer.json()["weights_digest"]
+        return str(known.weights_digest)
+
+    assert [await register(digest) for digest in ("", "w1", "", "w2", "w2")] == ["", "w1", "w1", "w2", "w2"]
+    async with empty_world.registry.services.database.read() as session:
+        rows = (
+            await session.execute(select(EventRow.details).where(EventRow.action == "base.weights_changed"))
+        ).scalars()
+        changes = [(details["before"]["weights_digest"], details["after"]["weights_digest"]) for details in rows]
+    assert changes == [("", "w1"), ("w1", "w2")]
 
 
 async def test_the_last_registration_says_what_rank_is_taken(world: World, make_adapter: Any) -> None:
@@ -94,6 +116,8 @@ async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_ada
         ({"modules": {}}, "modules"),
         ({"modules": {"a": [0, 1]}}, "modules"),
         ({"modules": {"a": [1, 2**70]}}, "modules"),
+        ({"modules": {"a..b": [1, 1]}}, "modules"),
+        ({"modules": {"a b": [1, 1]}}, "modules"),
         ({"vocab_size": 2**70}, "vocab_size"),
         ({"max_saved_bytes": -1}, "max_saved_bytes"),
         ({"matrix_hashes": {"elsewhere": {"F32": "0" * 64}}}, "matrix_hashes"),
@@ -137,3 +161,19 @@ async def test_config_chooses_among_several_bases(world: World, make_adapter: An
         f"{path}a", make_adapter(5), params={"base": "tiny-llama"}
     )
     assert forced.status_code == 409
+
+
+async def test_a_module_takes_no_field_that_nobody_knows(empty_world: World) -> None:
+    admin = empty_world.caller(None, role="admin")
+    module = {"out_features": 8, "in_features": 8}
+    short = await admin("POST", BASES, json=_body(name="short", fingerprint="s") | {"modules": {Q: module}})
+    assert (short.status_code, short.json()["modules"][Q]["kind"]) == (201, "linear")
+    misspelt = await admin("POST", BASES, json=_body() | {"modules": {Q: module | {"has_bais": True}}})
+    assert (misspelt.status_code, misspelt.json()["error"]["code"]) == (400, "unknown_parameter")
+
+
+@pytest.mark.parametrize("cursor", ["", "=", "!", "dGlueQ", "dGlueQ==!", "dGlu eQ=="])
+async def test_a_cursor_has_one_spelling(empty_world: World, cursor: str) -> None:
+    admin = empty_world.caller(None, role="admin")
+    answer = await admin("GET", BASES, params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cursor")

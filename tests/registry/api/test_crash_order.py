@@ -12,6 +12,7 @@ import pytest
 from loraplex_registry.db.database import Change
 from loraplex_registry.errors import UnavailableError
 from loraplex_registry.settings import RegistrySettings
+from loraplex_registry.uploads import admission as admission_module
 from loraplex_registry.uploads import upload as upload_module
 from loraplex_registry.uploads.sweep import Sweeper
 from registry_world import World
@@ -32,7 +33,7 @@ async def _orphan(world: World, folder: Any, monkeypatch: pytest.MonkeyPatch) ->
         raise UnavailableError
 
     with monkeypatch.context() as patch:
-        patch.setattr(upload_module, "publish", fail)
+        patch.setattr(admission_module, "publish", fail)
         answer = await world.caller().upload(A, folder)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
 
@@ -107,14 +108,14 @@ async def test_transaction_that_has_begun_ends_though_its_client_is_gone(
     world: World, make_adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
-    real = upload_module.publish
+    real = admission_module.publish
 
     async def held(*args: Any) -> Any:
         begun.set()
         await go_on.wait()
         return await real(*args)
 
-    monkeypatch.setattr(upload_module, "publish", held)
+    monkeypatch.setattr(admission_module, "publish", held)
     before = world.registry.epoch.current
     uploading = asyncio.create_task(world.caller().upload(A, make_adapter(1)))
     await begun.wait()
@@ -135,7 +136,7 @@ async def test_staging_is_empty_after_good_bad_and_broken_uploads(world: World, 
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="README.md"\r\n\r\nhalf'
     await team("POST", f"{A}/versions", content=part, headers=headers)
-    for folder in ("staging", "tmp"):
+    for folder in ("receiving", "tmp"):
         assert [*await asyncio.to_thread((world.store / folder).iterdir)] == []
 
 

@@ -57,7 +57,7 @@ async def test_first_upload_becomes_version_one_live_and_default(world: World, m
     shown = (await team("GET", A)).json()
     assert (shown["live"], shown["latest"], shown["num_versions"], shown["is_default"]) == (1, 1, 1, True)
     assert (await team("GET", f"{A}/aliases/live")).headers["etag"] == '"1"'
-    assert await list_actions(world) == ["base.registered", "adapter.version_created"]
+    assert await list_actions(world) == ["base.registered", "adapter.version_created", "alias.upload"]
 
 
 async def test_same_content_again_is_the_same_version(world: World, make_adapter: Any) -> None:
@@ -268,6 +268,10 @@ async def test_base_forced_by_an_admin_is_recorded(world: World, make_adapter: A
     checks = {check["name"]: check["verdict"] for check in answer.json()["report"]["checks"]}
     assert checks["base_mismatch"] == "warn"
     assert (await admin.upload(A, folder, params={"base": "nope"})).status_code == 404
+    # before the body, which need not even be one
+    headers = {"Content-Type": "multipart/form-data; boundary=xyz"}
+    early = await admin("POST", f"{A}/versions", content=b"no parts", headers=headers, params={"base": "nope"})
+    assert (early.status_code, early.json()["error"]["param"]) == (404, "base")
 
 
 async def test_without_a_base_an_upload_says_so(empty_world: World, make_adapter: Any) -> None:
@@ -355,7 +359,7 @@ async def test_verdict_that_takes_longer_than_wait_is_503_and_stores_nothing(
 ) -> None:
     from loraplex_registry.uploads.checker import ProcessChecker
 
-    monkeypatch.setattr(world.registry.services.uploads, "_checker", ProcessChecker(0))
+    monkeypatch.setattr(world.registry.services.admission, "_checker", ProcessChecker(0))
     objects = world.objects()
     answer = await world.caller().upload(A, make_adapter(1), params={"wait": "1"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,25 +13,11 @@ import pytest
 from loraplex_registry.app import upgrade
 from loraplex_registry.wire.client import ArtifactClient, ArtifactError, ArtifactMissingError
 from loraplex_registry.wire.identity import TokenSigner, generate_signing_key
+from registry_process import build_environ, running_registry, start_process
 from registry_world import ENGINE_KEY, Caller, World, build_tiny_spec, read_folder
 from support import free_port
 
 A = "/api/v1/tenants/team-a/adapters/style"
-
-
-def _environ(tmp_path: Path, signer: TokenSigner, port: int, **more: str) -> dict[str, str]:
-    return {
-        "PATH": os.environ["PATH"],
-        "LORAPLEX_DATA_DIR": str(tmp_path / "data"),
-        "LORAPLEX_LISTEN": f"127.0.0.1:{port}",
-        "LORAPLEX_VERIFY_KEYS": signer.public_pem.decode(),
-        "LORAPLEX_ENGINE_KEY": ENGINE_KEY,
-        **more,
-    }
-
-
-def _start(environ: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-P", "-m", "loraplex_registry"], env=environ, stderr=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -47,28 +28,8 @@ def signer() -> TokenSigner:
 @pytest.fixture
 def url(tmp_path: Path, signer: TokenSigner) -> Iterator[str]:
     """The address of a running registry process."""
-    upgrade(f"sqlite+aiosqlite:///{tmp_path}/data/loraplex.db")
-    port = free_port()
-    process = _start(_environ(tmp_path, signer, port))
-    address = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_alive(address, process)
+    with running_registry(tmp_path, signer) as (address, _):
         yield address
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, complaint = process.communicate(timeout=20)
-    assert process.returncode in (0, -signal.SIGTERM), complaint.decode()
-
-
-def _wait_until_alive(address: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{address}/healthz").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.05)
-    pytest.fail("the registry did not start")
 
 
 async def _upload(url: str, signer: TokenSigner, folder: Path) -> dict[str, Any]:
@@ -113,7 +74,7 @@ async def test_body_of_a_refused_upload_does_not_break_the_connection(url: str, 
 
 
 def test_database_without_tables_ends_with_3_and_the_command(tmp_path: Path, signer: TokenSigner) -> None:
-    process = _start(_environ(tmp_path, signer, 1))
+    process = start_process(build_environ(tmp_path, signer, 1))
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 3
     assert b"loraplex db upgrade" in complaint
@@ -121,11 +82,11 @@ def test_database_without_tables_ends_with_3_and_the_command(tmp_path: Path, sig
 
 def test_bad_setting_ends_with_2_and_its_name(tmp_path: Path, signer: TokenSigner) -> None:
     for environ in (
-        _environ(tmp_path, signer, 1, LORAPLEX_OBJECT_STORE_URL="s3://bucket"),
-        _environ(tmp_path, signer, 1, LORAPLEX_ENGINE_KEYS="x"),
+        build_environ(tmp_path, signer, 1, LORAPLEX_OBJECT_STORE_URL="s3://bucket?colour=red"),
+        build_environ(tmp_path, signer, 1, LORAPLEX_ENGINE_KEYS="x"),
     ):
         upgrade(f"sqlite+aiosqlite:///{tmp_path}/data/loraplex.db")
-        process = _start(environ)
+        process = start_process(environ)
         _, complaint = process.communicate(timeout=60)
         assert process.returncode == 2
         assert b"LORAPLEX_" in complaint
@@ -163,3 +124,21 @@ def test_client_follows_no_redirect(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="307"):
         client.fetch_file("sha256:" + "0" * 64, "adapter_config.json", tmp_path / "file")
     client.close()
+
+
+async def test_a_file_that_rotted_breaks_the_connection_before_its_end(
+    url: str, signer: TokenSigner, make_adapter: Any, tmp_path: Path
+) -> None:
+    folder = make_adapter(1)
+    (folder / "README.md").write_bytes(b"# Model\n" * (3 << 17))
+    await _upload(url, signer, folder)
+    (stored,) = (tmp_path / "data" / "objects").glob("sha256/*/*/*/files/README.md")
+    stored.write_bytes(b"$" + stored.read_bytes()[1:])
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        team = World(http, None, signer, folder).caller()  # type: ignore[arg-type]
+        with pytest.raises(httpx.RemoteProtocolError):
+            await team("GET", f"{A}/versions/1/files/README.md")
+        assert (await team("GET", f"{A}/versions/1/files/adapter_config.json")).status_code == 200
+        (stored.parent / "adapter_config.json").write_bytes(b"{}")
+        damaged = await team("GET", f"{A}/versions/1/files/adapter_config.json")
+        assert (damaged.status_code, damaged.json()["error"]["code"]) == (503, "store_unavailable")

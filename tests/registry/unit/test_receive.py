@@ -186,6 +186,13 @@ async def test_body_cut_short_is_refused(tmp_path: Path) -> None:
         await receive(chunks(encode(FILES)[:-30], [512]), BOUNDARY, tmp_path, 1 << 20)
 
 
+async def test_what_cannot_be_read_is_told_without_its_bytes(tmp_path: Path) -> None:
+    body = encode({"name": b"x"}).replace(b'filename="name"', b'filename="\xff"')
+    with pytest.raises(InvalidRequestError) as caught:
+        await receive(chunks(body, [len(body)]), BOUNDARY, tmp_path, 1 << 20)
+    assert caught.value.message == "The body is not whole multipart/form-data: Segment header failed to decode"
+
+
 async def test_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     import tracemalloc
 

@@ -140,7 +140,6 @@ def test_settings_fill_defaults_and_know_files(tmp_path: Path) -> None:
         {"LORAPLEX_ENGINE_KEYS": "x"},
         {"LORAPLEX_ENGINE_KEY": "x", "LORAPLEX_ENGINE_KEY_FILE": "/y"},
         {"LORAPLEX_ENGINE_KEY_FILE": "/does/not/exist"},
-        {"LORAPLEX_OBJECT_STORE_PUBLIC_URL": "https://x"},
     ],
 )
 def test_settings_refuse_near_misses_doubles_and_what_is_not_built(environ: dict[str, str]) -> None:
@@ -180,8 +179,13 @@ def test_registry_settings_come_from_the_environment(signer: TokenSigner, tmp_pa
     assert (loaded.host, loaded.port) == ("::1", 9)
     assert len(split_keys(json.dumps([pem, pem]))) == 2
     assert len(split_keys(pem + pem)) == 2
-    for change in ({"LORAPLEX_VERIFY_KEYS": "x"}, {"LORAPLEX_LISTEN": "nine"}, {"LORAPLEX_PARITY_GATE": "required"}):
+    for change in ({"LORAPLEX_VERIFY_KEYS": "x"}, {"LORAPLEX_LISTEN": "nine"}, {"LORAPLEX_PARITY_GATE": "on"}):
         with pytest.raises(SettingError):
             load_settings({"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_VERIFY_KEYS": pem} | change)
+    for days in ("-1", "1.5", "36501", "\u0663"):
+        with pytest.raises(SettingError, match="LORAPLEX_PURGE_AFTER_DAYS"):
+            load_settings(
+                {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_VERIFY_KEYS": pem, "LORAPLEX_PURGE_AFTER_DAYS": days}
+            )
     with pytest.raises(SettingError, match="LORAPLEX_DATA_DIR"):
         load_settings({"LORAPLEX_VERIFY_KEYS": pem})

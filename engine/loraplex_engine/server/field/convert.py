@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from loraplex_engine.errors import InvalidRequestError, UnknownParameterError, UnsupportedParameterError
-from loraplex_engine.server.field.table import UNSUPPORTED_WITHIN, Neutral, check_absent
+from loraplex_engine.wire.field import UNSUPPORTED_WITHIN, Neutral, check_absent
 from loraplex_engine.wire.misfit import find_misfit
 
 _Request = TypeVar("_Request", bound=msgspec.Struct)

@@ -11,7 +11,7 @@ from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.field.convert import convert
 from loraplex_engine.server.field.message import check_messages, with_messages
 from loraplex_engine.server.field.sampling import check_sampling
-from loraplex_engine.server.field.table import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_TOKENIZE
+from loraplex_engine.wire.field import NEUTRAL_CHAT, NEUTRAL_COMPLETION, NEUTRAL_TOKENIZE, is_same_best_of
 from loraplex_engine.wire.openai import ChatRequest, CompletionRequest, TokenizeRequest
 
 
@@ -39,8 +39,7 @@ def read_chat(body: dict[str, Any]) -> ChatRequest:
 
 def read_completion(body: dict[str, Any]) -> CompletionRequest:
     """Return the checked request of /v1/completions; its prompts are checked with the tokenizer. Raises as above."""
-    if "best_of" in body and _is_number(body["best_of"], body.get("n") or 1):
-        body = {name: value for name, value in body.items() if name != "best_of"}
+    body = {name: value for name, value in body.items() if not is_same_best_of(name, body)}
     request = convert(body, CompletionRequest, NEUTRAL_COMPLETION)
     # an echoed prompt is an answer without any token
     check_sampling(request, least_tokens=0 if request.echo else 1)
@@ -55,7 +54,3 @@ def read_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     if request.messages is not None:
         check_messages(request.messages)
     return request
-
-
-def _is_number(value: Any, other: Any) -> bool:
-    return not isinstance(value, bool) and bool(value == other)

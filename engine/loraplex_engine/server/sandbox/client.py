@@ -17,7 +17,6 @@ import msgspec
 
 from loraplex_engine.errors import InvalidRequestError, NotReadyError, UnsupportedParameterError
 from loraplex_engine.server.constraint.task import GrammarTask
-from loraplex_engine.server.sandbox.limit import MAX_WALL_S
 from loraplex_engine.server.sandbox.task import (
     BEGUN,
     MAX_ANSWER_BYTES,
@@ -30,6 +29,7 @@ from loraplex_engine.server.sandbox.task import (
     encode_task,
 )
 from loraplex_engine.server.sandbox.turn import Turns
+from loraplex_registry.peft.limit import MAX_WALL_S
 
 _Answer = TypeVar("_Answer", Inspected, Text)
 _log = logging.getLogger(__name__)
@@ -105,12 +105,15 @@ class Sandbox:
         return (await self._run(task, Text, tenant_id)).text
 
     async def _run(self, task: Task, kind: type[_Answer], tenant_id: str) -> _Answer:
-        payload = encode_task(task)
+        payload, body = encode_task(task), None
         async with self._turns.take(tenant_id):
+            # also where the limits ended it: on a busy machine time of others is charged to a task, tick by tick
             for _ in range(2):
                 body = await self._try(payload, task.param)
-                if body is not None:
-                    return _read_answer(body, kind, task.param)
+                if body:
+                    break
+        if body is not None:
+            return _read_answer(body, kind, task.param)
         raise NotReadyError("The process that prepares chat templates and grammars does not run; try again.")
 
     async def _try(self, payload: bytes, param: str) -> bytes | None:

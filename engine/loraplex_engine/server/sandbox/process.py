@@ -20,13 +20,6 @@ from loraplex_engine.errors import InvalidRequestError
 from loraplex_engine.server.chat_template import ChatTemplate, compile_template
 from loraplex_engine.server.constraint.compile import compile_grammar, warm
 from loraplex_engine.server.constraint.task import RegexTask
-from loraplex_engine.server.sandbox.limit import (
-    MAX_CPU_S,
-    MAX_REGEX_CPU_S,
-    die_with_parent,
-    limit_processor,
-    limit_task,
-)
 from loraplex_engine.server.sandbox.task import (
     BEGUN,
     MAX_ANSWER_BYTES,
@@ -38,6 +31,13 @@ from loraplex_engine.server.sandbox.task import (
     Text,
     decode_task,
     encode_answer,
+)
+from loraplex_registry.peft.limit import (
+    MAX_CPU_S,
+    MAX_REGEX_CPU_S,
+    die_with_parent,
+    limit_processor,
+    limit_task,
 )
 
 _CHUNK_BYTES = 1 << 20

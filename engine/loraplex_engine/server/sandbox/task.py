@@ -8,7 +8,7 @@ import msgspec
 
 from loraplex_engine.server.chat_template import Chat
 from loraplex_engine.server.constraint.task import ChoiceTask, LarkTask, RegexTask, SchemaTask
-from loraplex_engine.server.template_facts import TemplateFacts
+from loraplex_registry.peft.template_facts import TemplateFacts
 
 MAX_ANSWER_BYTES = 16 << 20
 BEGUN = b"+"

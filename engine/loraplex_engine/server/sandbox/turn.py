@@ -55,7 +55,7 @@ class Turns:
                 await turn
         except TimeoutError:
             self._withdraw(tenant_id, turn)
-            raise NotReadyError("Too many chat templates and grammars wait to be prepared; try again.") from None
+            raise NotReadyError("Too many prompts and grammars wait to be prepared; try again.") from None
         except asyncio.CancelledError:
             self._withdraw(tenant_id, turn)
             raise

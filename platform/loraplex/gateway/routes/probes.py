@@ -7,26 +7,16 @@ from typing import Any
 
 from litestar import Request, Response, Router, get
 
-from loraplex.errors import LoraplexError, PermissionDeniedError
-from loraplex.fleet.fleet import Fleet
-from loraplex.gateway.authentication import Authenticator
+from loraplex.errors import LoraplexError
 from loraplex.gateway.drain import Drain
-from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.names import NameIndex
+from loraplex.gateway.scrape import Scrape
 
-_LOOPBACK = frozenset({"127.0.0.1", "::1"})
-_FORWARDING = ("forwarded", "x-forwarded-for", "x-real-ip")
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_SCOPE = "metrics:read"
 
 
 def build_probe_router(
-    names: NameIndex,
-    drain: Drain,
-    fleet: Fleet,
-    metrics: GatewayMetrics,
-    authenticator: Authenticator,
-    check_database: Callable[[], Awaitable[None]],
+    names: NameIndex, drain: Drain, check_database: Callable[[], Awaitable[None]], scrape: Scrape
 ) -> Router:
     """Return the probes; `check_database` raises while the database is away or at another revision."""
 
@@ -41,11 +31,10 @@ def build_probe_router(
         return Response(body, status_code=200 if problem is None else 503)
 
     @get("/metrics")
-    async def scrape(request: Request[Any, Any, Any]) -> Response[bytes]:
-        _check_may_scrape(request, authenticator)
-        return Response(metrics.render(fleet.view), media_type=_TEXT)
+    async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+        return Response(await scrape.answer(request), media_type=_TEXT)
 
-    return Router("/", route_handlers=[healthz, readyz, scrape])
+    return Router("/", route_handlers=[healthz, readyz, metrics])
 
 
 async def _find_problem(names: NameIndex, drain: Drain, check_database: Callable[[], Awaitable[None]]) -> str | None:
@@ -59,14 +48,3 @@ async def _find_problem(names: NameIndex, drain: Drain, check_database: Callable
     except LoraplexError as error:
         return error.message
     return None
-
-
-def _check_may_scrape(request: Request[Any, Any, Any], authenticator: Authenticator) -> None:
-    authorization = request.headers.get("authorization")
-    # A proxy on this machine calls from loopback too, but says for whom.
-    is_forwarded = any(name in request.headers for name in _FORWARDING)
-    if authorization is None and not is_forwarded and request.client and request.client.host in _LOOPBACK:
-        return
-    identity = authenticator.authenticate(authorization, request.state.request_id)
-    if not identity.has_scope(_SCOPE):
-        raise PermissionDeniedError(f"This key lacks the scope {_SCOPE}")

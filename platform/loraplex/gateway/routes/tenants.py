@@ -13,14 +13,14 @@ from loraplex.errors import (
     InvalidNameError,
     InvalidRequestError,
     NameReservedError,
-    UnsupportedParameterError,
 )
 from loraplex.gateway.authentication import get_target_id
 from loraplex.gateway.body import check_text, read_body
-from loraplex.gateway.directory import Directory
+from loraplex.gateway.directory import DEFAULT_WEIGHT, Directory
 from loraplex.gateway.names import NameIndex
 from loraplex.gateway.paging import build_list, read_page, read_query, show_time
 from loraplex.gateway.permission import get_identity, require_admin
+from loraplex.tenants.limits import check_limits, check_weight
 from loraplex.tenants.service import TenantService, get_tenant, list_tenants
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.naming import is_name
@@ -47,6 +47,7 @@ class TenantCreate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     display_name: str | None = None
     limits: dict[str, Any] | None = None
     bases: list[str] | None = None
+    weight: int | None = None
 
 
 class TenantPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -56,6 +57,7 @@ class TenantPatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     limits: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
     bases: list[str] | msgspec.UnsetType | None = msgspec.UNSET
     state: str | msgspec.UnsetType = msgspec.UNSET
+    weight: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def build_tenant_router(
@@ -70,13 +72,14 @@ def build_tenant_router(
     @post("/")
     async def create(request: Request[Any, Any, Any]) -> dict[str, Any]:
         by = require_admin(request)
+        read_query(request, ())
         body = await read_body(request, TenantCreate)
-        _refuse_limits(body.limits)
+        limits, weight = check_limits(body.limits or {}), check_weight(body.weight)
         await names.ensure_fresh()
         _check_name(body.name, names)
         _check_bases(body.bases, names)
         display_name = check_text(body.display_name, "display_name")
-        row = await service.create_tenant(by, body.name, display_name, body.bases)
+        row = await service.create_tenant(by, body.name, display_name, body.bases, limits, weight)
         await directory.refresh()
         return show_tenant(row)
 
@@ -90,11 +93,13 @@ def build_tenant_router(
 
     @get("/{tenant:str}")
     async def show(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        read_query(request, ())
         return show_tenant(await get_tenant(database, get_target_id(get_identity(request))))
 
     @patch("/{tenant:str}")
     async def change(request: Request[Any, Any, Any]) -> dict[str, Any]:
         by = require_admin(request)
+        read_query(request, ())
         body = await read_body(request, TenantPatch)
         await names.ensure_fresh()
         changes = _read_changes(body, names)
@@ -128,6 +133,8 @@ def show_tenant(row: dict[str, Any]) -> dict[str, Any]:
         "display_name": row["display_name"],
         "state": row["state"],
         "bases": row["bases"],
+        "limits": row["limits"] or {},
+        "weight": row["weight"] or DEFAULT_WEIGHT,
         "created_at": show_time(row["created_at"]),
     }
 
@@ -136,11 +143,6 @@ def _own_id(identity: Identity, directory: Directory) -> Any:
     assert identity.tenant is not None, "a key of no tenant is a platform key"
     tenant = directory.find_tenant(identity.tenant)
     return None if tenant is None else tenant.id
-
-
-def _refuse_limits(limits: Any) -> None:
-    if limits is not None and limits is not msgspec.UNSET:
-        raise UnsupportedParameterError("limits are not built yet; create the tenant without them", param="limits")
 
 
 def _check_name(name: str, names: NameIndex) -> None:
@@ -158,8 +160,11 @@ def _check_bases(bases: list[str] | None, names: NameIndex) -> None:
 
 
 def _read_changes(body: TenantPatch, names: NameIndex) -> dict[str, Any]:
-    _refuse_limits(body.limits)
     changes: dict[str, Any] = {}
+    if body.limits is not msgspec.UNSET:
+        changes["limits"] = None if body.limits is None else check_limits(body.limits)
+    if body.weight is not msgspec.UNSET:
+        changes["weight"] = check_weight(body.weight)
     if body.display_name is not msgspec.UNSET:
         changes["display_name"] = check_text(body.display_name, "display_name")
     if body.bases is not msgspec.UNSET:

@@ -24,9 +24,9 @@ import json, sys
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.server import process
 options = json.loads(sys.argv[1])
-process.DRAIN_S = options["drain_s"]
 config = EngineConfig(base=options["base"], cache_dir="", served_model_name=options["behaviour"])
-settings = {"listen": "127.0.0.1:0", "verify_keys": options["key"], "engine_key": "k"}
+secrets = {"verify_keys": options["key"], "engine_key": "k"}
+settings = {"listen": "127.0.0.1:0", "drain_s": str(options["drain_s"]), **secrets}
 sys.exit(process.main(config, settings, core_command=[sys.executable, options["script"]]))
 """
 CHAT: dict[str, Any] = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}

@@ -121,7 +121,7 @@ def test_promote_sends_the_revision_it_read() -> None:
         return httpx.Response(200, json=alias, headers={"etag": '"7"'})
 
     with connect(answer) as connection:
-        Management(connection).promote("t", "a", 2)
+        assert not Management(connection).promote("t", "a", 2).is_new
     assert sent["if-match"] == '"7"'
 
 
@@ -132,10 +132,10 @@ def test_first_promotion_insists_that_there_is_no_alias() -> None:
         if request.method == "GET":
             return httpx.Response(404, json={"error": {"message": "none", "code": "not_found"}})
         sent.update(request.headers)
-        return httpx.Response(200, json={"alias": "live", "targets": [], "revision": 1})
+        return httpx.Response(201, json={"alias": "live", "targets": [], "revision": 1})
 
     with connect(answer) as connection:
-        Management(connection).promote("t", "a", 1)
+        assert Management(connection).promote("t", "a", 1).is_new
     assert sent["if-none-match"] == "*"
 
 

@@ -5,17 +5,19 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
 import pytest
+from cyclopts import App
 
 from loraplex.cli import adapter_push
 from loraplex.cli.adapter_check import choose_base
-from loraplex.cli.adapter_push import tell
-from loraplex.cli.app import main
+from loraplex.cli.app import build_app, main
 from loraplex.cli.engine_flag import EngineFlags
 from loraplex.cli.output import clean
+from loraplex.cli.pushed import tell
 from loraplex.cli.report import describe_honoured
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
@@ -31,14 +33,19 @@ from loraplex_registry.peft.spec import BaseSpec, ModuleSpec
 from loraplex_registry.wire.adapter import VersionView
 
 ROOT = Path(__file__).resolve().parents[4]
-COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; base list; tenants create; tenants list;
-tenants show; tenants update; tenants delete; keys create; keys list; keys revoke; adapters push; adapters list;
+COMMANDS = """up; gateway; engine; db upgrade; db current; base pull; base list; base register;
+tenants create; tenants list; tenants show; tenants update; tenants delete; keys create; keys list; keys revoke;
+adapters push; adapters list;
 adapters show; adapters promote; adapters rollback; adapters history; adapters retire; adapters restore;
-adapters quarantine; adapters release; adapters delete; adapters pull; adapters check; chat; usage; status"""
-PRINTS_DATA = """up; db upgrade; db current; base pull; base list; tenants create; tenants list; tenants show;
-tenants update; keys create; keys list; adapters push; adapters list; adapters show; adapters promote;
+adapters quarantine; adapters release; adapters delete; adapters pull; adapters check; adapters alias; adapters canary;
+adapters outcomes; adapters warm; chat; usage;
+usage requests; usage reconcile; audit; status; bench"""
+PRINTS_DATA = """up; db upgrade; db current; base pull; base list; base register;
+tenants create; tenants list; tenants show; tenants update; keys create; keys list;
+adapters push; adapters list; adapters show; adapters promote;
 adapters rollback; adapters history; adapters restore; adapters quarantine; adapters release; adapters check;
-chat; usage; status"""
+adapters alias; adapters canary; adapters outcomes; adapters warm; chat; usage;
+usage requests; usage reconcile; audit; status; bench"""
 
 
 def words(text: str) -> list[str]:
@@ -55,6 +62,38 @@ def test_command_explains_itself_with_an_example(command: str, capsys: pytest.Ca
     text = help_of(command, capsys)
     assert f"Usage: loraplex {command}" in text
     assert "Example" in text
+
+
+def list_leaves(command: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, child in command.resolved_commands().items():
+        if not name.startswith("-"):
+            yield from list_leaves(child, (*path, name))
+    if command.default_command is not None and path:
+        yield path
+
+
+@pytest.mark.parametrize("command", [" ".join(path) for path in list_leaves(build_app())])
+def test_help_of_every_command_teaches_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told, title, shown = help_of(command, capsys).partition("\nExample")
+    assert title, "an example of its own"
+    assert f"loraplex {command}" in shown
+    assert re.findall(r"^│ \* +[A-Z][A-Z_]*(?: +\[required\])? +│", told, re.MULTILINE) == [], "what NAME is"
+
+
+def test_engine_becomes_the_engines_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, argv: became.append(argv[1:]))
+    flags = "--base tiny --listen 127.0.0.1:1 --registry-url http://r --max-loras 4 --no-enable-prefix-caching"
+    assert main(["engine", *flags.split(), "--quantization", "fp8"]) == 0
+    program, rest = became[0][:3], became[0][3:]
+    assert program == ["-m", "loraplex_engine", "serve"]
+    assert set(pairwise(rest)) >= {
+        ("--max-loras", "4"),
+        ("--quantization", "fp8"),
+        ("--base", "tiny"),
+    }
+    assert "--no-enable-prefix-caching" in rest
+    assert main(["engine", "--no-such-flag"]) == 2
 
 
 @pytest.mark.parametrize("command", words(COMMANDS))
@@ -276,7 +315,7 @@ def test_push_says_what_is_in_effect(capsys: pytest.CaptureFixture[str]) -> None
         report=build_report((), honoured={"r": 8, "use_dora": True, "bias": None}),
     )
     tell(Upload(version, is_new=True), is_default=False)
-    assert "  in effect: r=8, use_dora\n" in capsys.readouterr().err
+    assert "\nin effect: r=8, use_dora\n" in capsys.readouterr().err
 
 
 def test_fields_in_effect_are_one_short_line_of_plain_text() -> None:

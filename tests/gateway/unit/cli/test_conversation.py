@@ -149,8 +149,9 @@ def test_training_output_is_pushed_without_what_no_adapter_needs(
     assert "left out: optimizer.pt, training_args.bin\n" in shown
     assert shown.startswith("left out:"), "no empty line"
     assert "\n\n" not in shown
-    assert "  note, parity: Nothing to do: not compared yet; the rest passed.\n" in shown
-    assert "  warning, target_modules: The base has no 'wte'.\n" in shown
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "note parity - Nothing to do: not compared yet; the rest passed." in lines
+    assert "warn target_modules - The base has no 'wte'; PEFT ignores it." in lines
     assert "default is now the default adapter of team-x" in shown
 
 
@@ -195,6 +196,17 @@ def test_download_writes_over_nothing_unless_told(
     assert mine.read_text() == "new"
 
 
+def test_full_fine_tune_is_not_downloaded_and_leaves_no_folder(
+    gateway: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway(lambda _: httpx.Response(200, json=version(version=5, kind="full", pool="team-x-full")))
+    assert main(["adapters", "pull", "team-x/default@5", "--to", str(tmp_path / "new")]) == 1
+    assert not (tmp_path / "new").exists()
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "team-x/default@5 is a full fine-tune" in shown
+    assert "whoever runs its pool team-x-full has them" in shown
+
+
 def test_usage_counts_failed_and_lost_requests_as_errors(gateway: Start, capsys: pytest.CaptureFixture[str]) -> None:
     row = {"tenant": "t", "requests": 9, "requests_cancelled": 4, "requests_error": 2, "requests_lost": 1}
     gateway(lambda _: httpx.Response(200, json={"data": [row]}))
@@ -229,6 +241,26 @@ def test_status_is_ready_when_an_engine_serves(gateway: Start, capsys: pytest.Ca
         "bfloat16, context 512, 8 adapter slots up to rank 64, KV for 160 tokens, native ops, "
         "answers do not depend on what shares the batch"
     ) in shown
+
+
+def test_status_shows_the_engines_to_a_key_that_may_call_nothing(
+    gateway: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            error = {
+                "message": "This key lacks the scope infer",
+                "type": "t",
+                "param": None,
+                "code": "permission_denied",
+            }
+            return httpx.Response(403, json={"error": error})
+        return show_fleet(True)(request)
+
+    gateway(answer)
+    assert main(["status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["is_ready"], len(found["engines"]), found["models"]) == (True, 1, [])
 
 
 def stream(*pieces: str, then: type[BaseException] | None = None, reason: str = "stop") -> httpx.Response:

@@ -55,9 +55,11 @@ def test_next_lines_lead_to_the_platform_that_was_started(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["/bin/nowhere/loraplex"])
     default = default_data_dir({"XDG_DATA_HOME": str(tmp_path)})
-    assert build_next_lines(default, "b")[0] == "/bin/nowhere/loraplex tenants create team-x"
+    assert build_next_lines(default, "b", has_tenants=False)[0] == "/bin/nowhere/loraplex tenants create team-x"
+    assert build_next_lines(default, "b", has_tenants=True)[0] == "/bin/nowhere/loraplex status"
     monkeypatch.setenv("LORAPLEX_DATA_DIR", str(tmp_path / "my data"))
-    assert build_next_lines(tmp_path / "my data", "b")[0] == f"export LORAPLEX_DATA_DIR='{tmp_path / 'my data'}'"
+    lines = build_next_lines(tmp_path / "my data", "b", has_tenants=False)
+    assert lines[0] == f"export LORAPLEX_DATA_DIR='{tmp_path / 'my data'}'"
 
 
 def test_program_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,36 @@ def test_a_wrong_base_stops_before_confusing_follow_up_failures(write_adapter: W
     assert (failures(report), plan) == ([("base_mismatch", "base_model_name_or_path")], None)
 
 
+@pytest.mark.parametrize(
+    ("path", "shape", "says"),
+    [
+        (
+            "transformer.h.0.attn.c_attn",
+            (4, 16),
+            'another model: the base has no "transformer.h.0.attn.c_attn"; train on',
+        ),
+        (Q0, (4, 4096), f"another model: {Q0} takes 4096 features there, and 16 in the base; train on"),
+        (Q0, (4, 16), "; set it to"),
+    ],
+)
+def test_another_name_is_advised_only_where_the_weights_may_be_of_the_base(
+    write_adapter: Write, base: BaseSpec, path: str, shape: tuple[int, int], says: str
+) -> None:
+    weights = {f"{PREFIX}{path}.lora_A.weight": np.ones(shape, "<f4")}
+    report, _ = check_adapter(write_adapter(base_model_name_or_path="org/other", weights=weights), base)
+    [check] = [check for check in report.checks if check.name == "base_mismatch"]
+    assert says in check.message
+    assert ("set it to" in check.message) is (says == "; set it to")
+
+
+@pytest.mark.parametrize("weights", [b"PK\x03\x04" + bytes(99), b"\x08" + bytes(7) + b"nonsense"])
+def test_weights_that_cannot_be_read_say_nothing_about_the_base(
+    write_adapter: Write, base: BaseSpec, weights: bytes
+) -> None:
+    report, _ = check_adapter(write_adapter(base_model_name_or_path="org/other", weights=weights), base)
+    assert any("set it to" in check.message for check in report.checks if check.name == "base_mismatch")
+
+
 def test_a_forced_base_is_accepted_with_a_warning_and_the_same_digest(write_adapter: Write, base: BaseSpec) -> None:
     _, expected = check_adapter(write_adapter(), base)
     report, plan = check_adapter(write_adapter(base_model_name_or_path=None), base, forced_base=True)
@@ -298,7 +328,9 @@ def test_text_that_is_something_else_by_its_first_bytes_is_refused(
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"<h1>GGUF</h1>", b"GGUF and BZh files", "é PK".encode()])
 def test_side_files_of_any_text_are_kept(write_adapter: Write, base: BaseSpec, content: bytes) -> None:
-    report, plan = check_adapter(write_adapter(extra=dict.fromkeys(SIDE_FILES, content)), base)
+    # an empty template is text, but writes nothing
+    names = [name for name in SIDE_FILES if content or name != "chat_template.jinja"]
+    report, plan = check_adapter(write_adapter(extra=dict.fromkeys(names, content)), base)
     assert failures(report) == []
     assert plan is not None
 

@@ -34,6 +34,12 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
     return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run every third test, unless `make endure` asks for all: an interpreted kernel takes a second."""
+    if not config.getoption("--endure"):
+        items[:] = items[::3]
+
+
 @pytest.fixture(autouse=True)
 def _dot_is_rounded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)

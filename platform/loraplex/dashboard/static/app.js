@@ -1,0 +1,84 @@
+// What every page can do: menu, theme, dialogs, copying, messages. Text from anywhere goes into the page as text.
+
+const TOAST_MS = 6000;
+
+export function showToast(text, tone = "ok") {
+  const toast = document.createElement("div");
+  toast.className = `toast ${["ok", "warn", "bad", "info"].includes(tone) ? tone : ""}`;
+  toast.textContent = text;
+  document.getElementById("toasts")?.append(toast);
+  setTimeout(() => toast.remove(), tone === "bad" ? 2 * TOAST_MS : TOAST_MS);
+}
+
+export function explain(text, status) {
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return status ? `The gateway answered ${status}.` : "The gateway does not answer.";
+  }
+}
+
+function prepareMenu() {
+  const button = document.querySelector(".menu-button");
+  button?.addEventListener("click", () => {
+    const isOpen = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!isOpen));
+    document.getElementById("menu").classList.toggle("open", !isOpen);
+  });
+}
+
+function prepareTheme() {
+  const select = document.getElementById("theme");
+  if (!select) return;
+  select.value = document.documentElement.dataset.theme ?? "";
+  select.addEventListener("change", () => {
+    if (select.value) {
+      localStorage.setItem("loraplex-theme", select.value);
+      document.documentElement.dataset.theme = select.value;
+    } else {
+      localStorage.removeItem("loraplex-theme");
+      delete document.documentElement.dataset.theme;
+    }
+    document.dispatchEvent(new Event("theme"));
+  });
+}
+
+function handleClick(event) {
+  const opener = event.target.closest("[data-open]");
+  if (opener) document.getElementById(opener.dataset.open)?.showModal();
+  const closer = event.target.closest("[data-close]");
+  if (closer) closer.closest("dialog")?.close();
+  const copier = event.target.closest("[data-copy]");
+  if (copier) copy(copier);
+}
+
+async function copy(button) {
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    showToast("Copied.");
+  } catch {
+    showToast("This browser does not let pages copy here: select the text instead.", "warn");
+  }
+}
+
+function tellAge(element) {
+  const seconds = Math.round((Date.now() - new Date(element.dateTime)) / 1000);
+  const [size, unit] = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]].find(([one]) => Math.abs(seconds) >= one) ?? [1, "second"];
+  const format = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
+  element.title = `${format.format(-Math.round(seconds / size), unit)} · ${new Date(element.dateTime).toLocaleString()}`;
+}
+
+prepareMenu();
+prepareTheme();
+document.addEventListener("click", handleClick);
+document.addEventListener("mouseover", (event) => {
+  const time = event.target.closest?.("time[datetime]");
+  if (time) tellAge(time);
+});
+document.body.addEventListener("htmx:responseError", (event) => {
+  const { status, responseText } = event.detail.xhr;
+  showToast(explain(responseText, status), "bad");
+});
+document.body.addEventListener("htmx:sendError", () => showToast(explain("", 0), "bad"));
+// A header `HX-Trigger: {"toast": {"text": ..., "tone": ...}}` of any answer.
+document.body.addEventListener("toast", (event) => showToast(event.detail.text ?? event.detail.value ?? "", event.detail.tone));

@@ -1,0 +1,1 @@
+"""How much may be called: quotas as rules, meters that count, reservations that are settled."""

@@ -1,0 +1,238 @@
+"""Adapters in a real Chromium: finding one, moving what is live, uploading, comparing; by mouse and by keyboard."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard_adapters import fill_adapters
+from gateway_world import BASE, GatewayWorld
+from support import write_adapter
+from ui_world import WIDTHS, UiWorld, find_overflow, find_violations, log_in
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+ADDRESS = "/ui/adapters/team-002/support"
+_SHOWN_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def adapters(site: UiWorld) -> UiWorld:
+    """The site with hundreds of adapters, and one that was really uploaded, three times."""
+
+    async def push(world: GatewayWorld) -> None:
+        for _ in range(3):
+            await world.push("team-002", "support", promote="always")
+        await world.gateway.fleet.poll()
+
+    site.run(lambda world: fill_adapters(world, 40, 400))
+    site.run(push)
+    return site
+
+
+@pytest.fixture
+def tab(chromium: Any, adapters: UiWorld) -> Iterator[Any]:
+    """A page of an administrator; what its console says against it fails the test, but answers that are refusals."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    opened = context.new_page()
+    complaints: list[str] = []
+
+    def note(message: Any) -> None:
+        is_refusal = message.text.startswith(("Failed to load resource", "Response Status Error Code"))
+        if message.type == "error" and not is_refusal:
+            complaints.append(message.text)
+
+    opened.on("console", note)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("dialog", lambda dialog: complaints.append(dialog.message))
+    log_in(opened, adapters.url)
+    yield opened
+    context.close()
+    assert complaints == []
+
+
+def build_folder(site: UiWorld, folder: Path, seed: int, **config: Any) -> Path:
+    """A PEFT folder, with fields of its config changed."""
+    write_adapter(folder, site.world.folder / BASE, rank=2, seed=seed)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+def test_four_hundred_adapters_are_listed_and_searched_while_typing(tab: Any, adapters: UiWorld) -> None:
+    tab.goto(f"{adapters.url}/ui/adapters")
+    assert tab.locator("#results tbody tr").count() > 400
+    tab.get_by_label("Name").press_sequentially("adapter-12")
+    tab.wait_for_url("**q=adapter-12*")
+    tab.get_by_text("10 of").wait_for()
+    assert tab.locator("#results tbody tr").count() == 10
+    tab.get_by_label("State").select_option("quarantined")
+    tab.get_by_text("1 of").wait_for()
+
+
+def test_live_is_moved_and_rolled_back_after_a_question(tab: Any, adapters: UiWorld) -> None:
+    tab.goto(adapters.url + ADDRESS)
+    row = tab.get_by_role("row").filter(has=tab.get_by_role("link", name="1", exact=True))
+    row.get_by_role("button", name="Promote…").focus()
+    tab.keyboard.press("Enter")
+    dialog = tab.get_by_role("dialog")
+    dialog.get_by_text("live leads to version 3 now").wait_for()
+    tab.keyboard.press("Escape")
+    dialog.wait_for(state="hidden")
+    row.get_by_role("button", name="Promote…").click()
+    dialog.get_by_role("button", name="Promote", exact=True).click()
+    tab.get_by_text("team-002/support leads to version 1.").wait_for()
+    tab.locator("dl.figures").get_by_text("Version 1").wait_for()
+    tab.get_by_role("button", name="Roll back…").click()
+    dialog.get_by_role("button", name="Roll back", exact=True).click()
+    tab.locator("dl.figures").get_by_text("Version 3").wait_for()
+
+
+def test_weights_that_do_not_add_up_are_not_sent_and_a_faster_hand_is_named(tab: Any, adapters: UiWorld) -> None:
+    tab.goto(adapters.url + ADDRESS)
+    tab.get_by_role("button", name="Weights…").click()
+    dialog = tab.get_by_role("dialog")
+    dialog.get_by_label("Version 3").fill("90")
+    dialog.get_by_text("Sum: 90 %, but").wait_for()
+    send = dialog.get_by_role("button", name="Set weights")
+    assert send.is_disabled()
+    dialog.get_by_label("Version 2").fill("10")
+
+    async def be_faster(world: GatewayWorld) -> None:
+        path = "/api/v1/tenants/team-002/adapters/support/aliases/live"
+        etag = (await world.call("GET", path)).headers["etag"]
+        body = {"targets": [{"version": 2, "weight": 100}]}
+        answer = await world.call("PUT", path, json=body, headers={"if-match": etag})
+        assert answer.status_code == 200, answer.text
+
+    adapters.run(be_faster)
+    send.click()
+    dialog.get_by_text("bootstrap changed it at").wait_for()
+    assert dialog.get_by_label("Version 3").input_value() == "90"
+    dialog.get_by_role("button", name="Set weights").click()
+    tab.get_by_text("is divided as you said").wait_for()
+    tab.locator("table").get_by_text("live 90 %").wait_for()
+
+
+def test_a_refused_act_says_why_in_its_dialog(tab: Any, adapters: UiWorld) -> None:
+    tab.goto(f"{adapters.url}/ui/adapters/team-003/adapter-003/versions/3")
+    tab.get_by_role("button", name="Retire…").click()
+    dialog = tab.get_by_role("dialog")
+    dialog.get_by_text("The alias live leads to it, so this is refused").wait_for()
+    dialog.get_by_role("button", name="Retire", exact=True).click()
+    dialog.get_by_role("alert").get_by_text("targets version 3").wait_for()
+    assert find_violations(tab) == []
+
+
+def test_a_good_folder_becomes_a_version(tab: Any, adapters: UiWorld, tmp_path: Path) -> None:
+    tab.goto(f"{adapters.url}/ui/upload?adapter=team-002/fresh")
+    folder = build_folder(adapters, tmp_path / "fresh", 501)
+    (folder / "optimizer.pt").write_bytes(b"x")
+    tab.set_input_files("#folder", str(folder))
+    tab.get_by_text("1 that no adapter needs stay here").wait_for()
+    tab.get_by_role("button", name="Upload").click()
+    tab.get_by_text("It is live: calls of team-002/fresh").wait_for(timeout=_SHOWN_MS)
+    assert find_violations(tab) == []
+
+
+def test_a_bad_folder_is_refused_with_each_reason_as_text(tab: Any, adapters: UiWorld, tmp_path: Path) -> None:
+    tab.goto(f"{adapters.url}/ui/upload?adapter=team-002/bad")
+    folder = build_folder(adapters, tmp_path / "bad", 502, use_qalora=True, target_modules=["q_proj", HOSTILE])
+    tab.set_input_files("#folder", str(folder))
+    tab.get_by_role("button", name="Upload").click()
+    tab.get_by_role("heading", name="Refused").wait_for(timeout=_SHOWN_MS)
+    assert tab.get_by_text("field_unsupported").count() == 1
+    assert tab.get_by_text(HOSTILE).count() >= 1
+    assert find_violations(tab) == []
+    for width in WIDTHS:
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert find_overflow(tab) == []
+
+
+def test_what_is_dropped_is_checked_only_if_so_asked(tab: Any, adapters: UiWorld, tmp_path: Path) -> None:
+    tab.goto(f"{adapters.url}/ui/upload?adapter=team-002/dropped")
+    folder = build_folder(adapters, tmp_path / "dropped", 503)
+    files = {path.name: base64.b64encode(path.read_bytes()).decode() for path in folder.iterdir()}
+    transfer = tab.evaluate_handle(
+        """(files) => {
+          const transfer = new DataTransfer();
+          for (const [name, text] of Object.entries(files)) {
+            const bytes = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+            transfer.items.add(new File([bytes], name));
+          }
+          return transfer;
+        }""",
+        files,
+    )
+    tab.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
+    tab.get_by_text("2 files").wait_for()
+    tab.get_by_label("Check only").check()
+    tab.get_by_role("button", name="Check", exact=True).click()
+    tab.get_by_text("It would be taken as a version of team-002/dropped").wait_for(timeout=_SHOWN_MS)
+    assert tab.goto(f"{adapters.url}/ui/adapters/team-002/dropped").status == 404
+
+
+def test_an_upload_on_its_way_can_be_cancelled(tab: Any, adapters: UiWorld, tmp_path: Path) -> None:
+    tab.goto(f"{adapters.url}/ui/upload?adapter=team-002/large")
+    folder = build_folder(adapters, tmp_path / "large", 504)
+    with (folder / "adapter_model.safetensors").open("ab") as file:
+        file.write(b"\0" * (120 << 20))
+    tab.set_input_files("#folder", str(folder))
+    tab.get_by_role("button", name="Upload").click()
+    tab.get_by_role("button", name="Cancel").click()
+    tab.get_by_text("Cancelled; nothing was stored.").wait_for()
+    assert tab.get_by_role("button", name="Upload").is_enabled()
+
+
+def test_two_answers_stream_side_by_side_as_text(tab: Any, adapters: UiWorld) -> None:
+    tab.goto(f"{adapters.url}/ui/playground?left=team-002/support@1&right=team-002/support@2")
+    tab.get_by_label("Prompt").fill(f"say one two three {HOSTILE}")
+    tab.get_by_role("button", name="Send").click()
+    for side, number in (("left", 1), ("right", 2)):
+        pane = tab.locator(f"[data-pane={side}]")
+        pane.get_by_text(HOSTILE).wait_for()
+        pane.get_by_text(f"team-002/support@{number} · sha256:").wait_for()
+        pane.locator("[data-figure=finish]").get_by_text("stop").wait_for()
+        assert pane.locator("[data-figure=first]").inner_text().endswith(" ms")
+        assert float(pane.locator("[data-figure=rate]").inner_text()) > 0
+        assert pane.locator("img").count() == 0
+    assert find_violations(tab) == []
+
+
+def test_an_answer_is_stopped_and_an_error_is_the_api_s(tab: Any, adapters: UiWorld) -> None:
+    tab.goto(f"{adapters.url}/ui/playground?left=team-002/support&right=team-002/nobody")
+    tab.get_by_label("Prompt").fill("say forever")
+    tab.get_by_label("Prompt").press("Control+Enter")
+    tab.locator("[data-pane=left]").get_by_text("forever").wait_for()
+    tab.locator("[data-pane=right]").get_by_text("(model_not_found)").wait_for()
+    tab.get_by_role("button", name="Stop").click()
+    tab.locator("[data-pane=left] [data-figure=finish]").get_by_text("you").wait_for()
+    assert tab.get_by_role("button", name="Send").is_enabled()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_page_overlaps_or_shuts_anybody_out(tab: Any, adapters: UiWorld, width: int, scheme: str) -> None:
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.emulate_media(color_scheme=scheme)
+    for path in (
+        "/ui/adapters",
+        "/ui/adapters?q=nothing-is-called-so",
+        ADDRESS,
+        f"{ADDRESS}/versions/1",
+        "/ui/adapters/team-005/adapter-005",
+        "/ui/upload",
+        "/ui/playground",
+        "/ui/escalations",
+        "/ui/plan",
+        "/ui/plan?model=nothing&gpu=h100",
+        "/ui/advice",
+    ):
+        tab.goto(adapters.url + path)
+        assert find_overflow(tab) == [], path
+        if width == WIDTHS[0] or scheme == "light":
+            assert find_violations(tab) == [], path
