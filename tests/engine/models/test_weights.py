@@ -86,18 +86,26 @@ from pathlib import Path
 from loraplex_engine.models.config import load_config
 from loraplex_engine.models.decoder import Decoder
 from loraplex_engine.weights.source import WeightSource
-def resident():
+def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
-    return [int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon", "RssFile"))]
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+def mapped(folder):
+    total, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            is_ours = str(folder) in line
+        elif is_ours and line.startswith("Rss:"):
+            total += int(line.split()[1]) << 10
+    return total
 torch.set_num_threads(1)
 folder, dtype = Path(sys.argv[1]), getattr(torch, sys.argv[2])
 config = load_config(folder)
 torch.ones(8, 8) @ torch.ones(8, 8)
-anon, file = resident()
+before = anonymous()
 decoder = Decoder(config, WeightSource(folder), dtype)
 # what the allocator keeps of buffers that were given back
 ctypes.CDLL(None).malloc_trim(0)
-print(*(now - before for now, before in zip(resident(), (anon, file))))
+print(anonymous() - before, mapped(folder))
 """
 
 
