@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from loraplex_engine.wire.done import RequestDone
@@ -12,6 +14,13 @@ class FrontMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        # one distribution holds all parts, so this is the version of loraplex/version.py
+        Gauge(
+            "loraplex_build_info",
+            "The release that this process runs; always 1",
+            ["version"],
+            registry=self._registry,
+        ).labels(version("loraplex")).set(1)
         self.requests = Counter(
             "loraplex_front_requests",
             "Generations that ended, by how (stop, length, abort, error)",

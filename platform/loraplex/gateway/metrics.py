@@ -16,6 +16,7 @@ from loraplex.escalations.machine import OPEN_STATES
 from loraplex.fleet.difference import KINDS
 from loraplex.fleet.view import FleetView
 from loraplex.gateway.problem import CODE_TO_STATUS
+from loraplex.version import __version__
 
 BASE_LABEL = "base"
 """The label `adapter` of calls of a base."""
@@ -35,6 +36,9 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         counter, gauge = self._counter, self._gauge
+        gauge("loraplex_build_info", "The release that this process runs; always 1", "version").labels(__version__).set(
+            1
+        )
         self._adapter_requests = counter(
             "loraplex_adapter_requests", "Generations by adapter and how they ended", "tenant", "adapter", "outcome"
         )
