@@ -1,9 +1,10 @@
 # `make demo` and `make test` each do their whole set-up first; everything is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-s3 test-ui endure fuzz lint fmt check bench docs lock clean
+.PHONY: help setup base demo test test-s3 test-ui endure fuzz lint fmt check bench docs lock release-check images images-check sbom clean
 BIN := .venv/bin
 STAMP := .venv/.setup-done
+TOOLS := build/tools/.done
 BASE := smollm2-135m
 ARGS ?=
 FUZZ_S ?= 1800
@@ -12,12 +13,12 @@ FUZZ_S ?= 1800
 PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 help: ## Show this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  Arguments for pytest and the demo: make test ARGS='tests/gateway -x', make demo ARGS='--port 8080'"
 
 setup: $(STAMP) ## Install everything into .venv (CPU or CUDA PyTorch, by what the machine has)
 
-$(STAMP): pyproject.toml requirements/lock.txt requirements/cpu.txt scripts/setup.sh
+$(STAMP): pyproject.toml platform/loraplex/version.py requirements/lock.txt requirements/cpu.txt scripts/setup.sh
 	@scripts/setup.sh
 	@touch $@
 
@@ -72,8 +73,27 @@ bench_%: $(STAMP)
 docs: $(STAMP) ## Build the documentation as a site into build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lock: ## Pin the versions in .venv into requirements/lock.txt
+$(TOOLS): requirements/release.txt
+	@$(BIN)/python -m venv --clear build/tools
+	@build/tools/bin/pip install -q --require-hashes -r $<
+	@touch $@
+
+lock: $(TOOLS) ## Write requirements/*.txt: the versions in .venv, and with hashes what images and tools are made of
 	@scripts/lock.sh
+
+release-check: $(STAMP) $(TOOLS) ## From a clean tree: build wheel and sdist, install them elsewhere, run the demo from the wheel
+	@$(BIN)/python scripts/release_check.py
+
+images: ## Build the images from the bases in images/pins.env (BUILDER=docker, REGISTRY=host/)
+	@images/build.sh
+
+images-check: $(STAMP) ## Build the images with buildah on a base made here, and run them (root, Debian; ARGS=control-plane: one)
+	@$(BIN)/python scripts/release_images.py $(ARGS)
+
+sbom: $(TOOLS) ## Write what the images hold of Python packages, as CycloneDX, into build/sbom
+	@mkdir -p build/sbom
+	@for image in control-plane engine; do build/tools/bin/cyclonedx-py requirements --output-reproducible \
+	  --of JSON -o build/sbom/loraplex-$$image.cdx.json requirements/$$image.txt && echo build/sbom/loraplex-$$image.cdx.json || exit 1; done
 
 clean: ## Remove .venv and the caches of tools (fetched models stay)
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

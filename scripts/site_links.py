@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_FOLDERS = "adapters_registry|engine|examples|helm|platform|tests"
+_FOLDERS = "adapters_registry|compose|engine|examples|helm|images|platform|tests"
 _OUTSIDE = re.compile(rf"\[([^\]]+)\]\((?:\.\./)+(?:{_FOLDERS}|[A-Z]+\.md)[^)]*\)")
 
 
