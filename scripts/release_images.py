@@ -76,11 +76,12 @@ def make_base() -> str:
         if not (BASE / "etc/debian_version").exists():
             shutil.rmtree(BASE, ignore_errors=True)
             BASE.mkdir(parents=True)
-            mirrors = re.findall(r"https?://\S+", re.sub(r"#.*", "", _read_sources()))
+            sources = "\n".join(file.read_text() for file in _find_sources())
+            mirrors = re.findall(r"https?://\S+", re.sub(r"#.*", "", sources))
             require(bool(mirrors), "no mirror in /etc/apt")
             run("debootstrap", "--variant=minbase", "--include=ca-certificates", SUITE, BASE, mirrors[0])
-            _take_over_access()
         if not _find_base():
+            _take_over_access()
             container = run(*BUILDAH, "from", "scratch").strip()
             run(*BUILDAH, "add", "--quiet", container, BASE, "/")
             run(*BUILDAH, "commit", "--quiet", "--rm", container, f"localhost/debian:{SUITE}")
@@ -95,22 +96,16 @@ def _find_base() -> str:
     return run(*BUILDAH, *words).strip()
 
 
-def _read_sources() -> str:
+def _find_sources() -> list[Path]:
     files = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("debian*"))]
-    return "\n".join(file.read_text() for file in files if file.exists())
+    return [file for file in files if file.exists()]
 
 
 def _take_over_access() -> None:
-    """Give the base this machine's way to packages: mirrors, authorities, pip's own settings."""
-    shutil.rmtree(BASE / "etc/apt/sources.list.d", ignore_errors=True)
+    """Give the base this machine's way to packages: mirrors and authorities."""
     (BASE / "etc/apt/sources.list").unlink(missing_ok=True)
-    (BASE / "etc/apt/sources.list.d").mkdir()
-    for file in sorted(Path("/etc/apt/sources.list.d").glob("debian*")):
-        shutil.copy(file, BASE / "etc/apt/sources.list.d")
-    if Path("/etc/apt/sources.list").exists():
-        shutil.copy("/etc/apt/sources.list", BASE / "etc/apt")
-    for file in sorted(Path("/etc/apt/apt.conf.d").glob("*")):
-        shutil.copy(file, BASE / "etc/apt/apt.conf.d")
+    for file in _find_sources():
+        shutil.copy(file, BASE / file.relative_to("/"))
     shutil.copy("/etc/ssl/certs/ca-certificates.crt", BASE / "etc/ssl/certs/ca-certificates.crt")
     (BASE / "etc/pip.conf").write_text("[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n")
 
