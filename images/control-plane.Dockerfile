@@ -27,7 +27,9 @@ COPY examples/adapters examples/adapters
 RUN /build/bin/pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/loraplex/bin/pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
     && /opt/loraplex/bin/pip check \
-    && /opt/loraplex/bin/pip uninstall --yes setuptools pip
+    && /opt/loraplex/bin/pip uninstall --yes setuptools pip \
+    && /build/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --mc-type application \
+        --output-file /opt/loraplex/sbom.cdx.json /opt/loraplex/bin/python
 
 FROM python
 RUN groupadd --gid 10001 loraplex \

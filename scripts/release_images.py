@@ -177,6 +177,16 @@ def check_image(name: str, image: Image, version: str) -> None:
         require("loraplex" in found, "loraplex is not installed")
         unwanted = {"torch", "transformers", "pip", "setuptools", "pytest"} if name == "control-plane" else {"pytest"}
         require(not unwanted & found, f"it holds {sorted(unwanted & found)}")
+        sbom = json.loads((image.root / "opt/loraplex/sbom.cdx.json").read_text())
+        listed = {
+            re.sub(r"[-_.]+", "-", part["name"].lower())
+            for part in (*sbom["components"], sbom["metadata"]["component"])
+        }
+        installed = {
+            re.sub(r"[-_.]+", "-", name.split("-")[0].lower()) for name in found if name.endswith(".dist-info")
+        }
+        require(listed == installed, f"SBOM and packages differ:\n{list_lines(sorted(listed ^ installed))}")
+        facts.append(f"SBOM of {len(listed)} packages")
         leaked = [str(path) for place in ("src", "wheels", "build") for path in image.root.glob(f"{place}/*")]
         require(not leaked, f"left from the build:\n{list_lines(leaked)}")
         loose = [
