@@ -23,4 +23,4 @@ lock() {
 lock build requirements/build.in
 lock release requirements/release.in
 lock control-plane pyproject.toml
-lock engine --extra engine pyproject.toml
+lock engine --extra engine pyproject.toml requirements/engine.in
