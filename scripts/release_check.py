@@ -150,7 +150,7 @@ def check_contents(wheel: Path, sdist: Path) -> None:
     with step("contents of the sdist") as facts:
         prefix = sdist.name.removesuffix(".tar.gz") + "/"
         with tarfile.open(sdist) as archive:
-            names = {member.name.removeprefix(prefix) for member in archive.getmembers() if member.isfile()}
+            names = {member.name.removeprefix(prefix) for member in archive.getmembers() if not member.isdir()}
         wanted = {file for file in tracked if file.split("/")[0] in IN_SDIST}
         require(wanted <= names, f"missing:\n{list_lines(sorted(wanted - names))}")
         facts.append(f"{len(names)} files")

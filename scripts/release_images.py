@@ -106,8 +106,9 @@ def _take_over_access() -> None:
     (BASE / "etc/apt/sources.list").unlink(missing_ok=True)
     for file in _find_sources():
         shutil.copy(file, BASE / file.relative_to("/"))
-    shutil.copy("/etc/ssl/certs/ca-certificates.crt", BASE / "etc/ssl/certs/ca-certificates.crt")
-    (BASE / "etc/pip.conf").write_text("[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n")
+    # by a name of its own: the base's file is written anew when its package is upgraded
+    shutil.copy("/etc/ssl/certs/ca-certificates.crt", BASE / "etc/ssl/authorities-of-this-machine.pem")
+    (BASE / "etc/pip.conf").write_text("[global]\ncert = /etc/ssl/authorities-of-this-machine.pem\n")
 
 
 def check(name: str, digest: str, work: Path) -> None:
