@@ -14,6 +14,7 @@ from litestar.types import ASGIApp
 from loraplex_engine.errors import (
     EmbeddingsNotServedError,
     InvalidRequestError,
+    InvalidTokenError,
     ModelNotFoundError,
     NotFoundError,
     NotReadyError,
@@ -22,7 +23,7 @@ from loraplex_engine.errors import (
 from loraplex_engine.server.call import read_caller, read_json
 from loraplex_engine.server.field.convert import refuse
 from loraplex_engine.server.front import Front, build_state
-from loraplex_engine.server.guard import build_guard
+from loraplex_engine.server.guard import build_guard, read_identity
 from loraplex_engine.server.hook import HOOK_ROUTES
 from loraplex_engine.server.http_error import handle_exception
 from loraplex_engine.server.preparation import prepare
@@ -150,9 +151,15 @@ async def show_health() -> dict[str, str]:
 
 
 @get("/readyz")
-async def show_readiness(front: NamedDependency[Front], state: State) -> dict[str, Any]:
-    """Say whether requests are taken now, and whether the engine is open for tests."""
+async def show_readiness(
+    request: Request[Any, Any, State], front: NamedDependency[Front], state: State
+) -> dict[str, Any]:
+    """Say to anyone whether requests are taken now; who has an identity hears of what, and if it is open for tests."""
     facts = front.core.get_facts()
+    try:
+        read_identity(state["verifier"], request.headers.get("authorization", ""))
+    except InvalidTokenError:
+        return {"status": "serving"}
     return {"status": "serving", "model": facts.name} | ({"test_hooks": True} if state["has_test_hooks"] else {})
 
 
@@ -167,8 +174,8 @@ async def show_metrics(front: NamedDependency[Front]) -> Response[bytes]:
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class LoadOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of PUT /internal/adapters/{digest}.
+class LoadOptions(msgspec.Struct):
+    """Body of PUT /internal/adapters/{digest}; what a newer gateway says beside it is passed over.
 
     Without `pin` the adapter stays pinned or not, as it was. Failed loads and strikes are forgotten unless `forgive` is
     False, for callers that ask again and again.
@@ -235,23 +242,22 @@ _INTERNAL_ROUTES = (
     show_request,
     show_usage,
     drain,
-    show_readiness,
     show_metrics,
 )
 
 
 def build_app(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool = False) -> Litestar:
-    """Return the app: everything but /healthz behind the token guard, and routes for tests only if asked for."""
+    """Return the app: all but the probes behind the token guard, and routes for tests only if asked for."""
     guarded = Router(
         "/",
         route_handlers=[*_OPENAI_ROUTES, *_INTERNAL_ROUTES, *(HOOK_ROUTES if has_test_hooks else ())],
         guards=[build_guard(verifier)],
     )
     return Litestar(
-        [guarded, show_health],
+        [guarded, show_health, show_readiness],
         dependencies={"front": Provide(lambda: front, sync_to_thread=False)},
         exception_handlers={Exception: handle_exception},
-        state=State({"metrics": front.metrics, "has_test_hooks": has_test_hooks}),
+        state=State({"metrics": front.metrics, "has_test_hooks": has_test_hooks, "verifier": verifier}),
         openapi_config=None,
         logging_config=None,
         request_max_body_size=None,
