@@ -493,9 +493,9 @@ async def test_tokenize_equals_what_generation_sends(rig: Rig) -> None:
     assert (await rig.post("/v1/tokenize", {"model": "x", "prompt": "hi"})).status_code == 404
 
 
-async def test_everything_but_health_needs_a_token_for_this_audience(rig: Rig) -> None:
+async def test_everything_but_the_probes_needs_a_token_for_this_audience(rig: Rig) -> None:
     bad = ["", "Bearer x", f"Bearer {sign(audience='registry')}", f"Basic {sign()}"]
-    paths = ["/readyz", "/metrics", "/internal/state", "/v1/models", "/internal/requests/x"]
+    paths = ["/metrics", "/internal/state", "/v1/models", "/internal/requests/x"]
     for authorization in bad:
         for path in paths:
             answer = await rig.http.get(path, headers={"authorization": authorization})
