@@ -1,7 +1,7 @@
 # `make demo` and `make test` each do their whole set-up first; everything is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-s3 test-ui endure fuzz lint fmt check bench docs lock release-check images images-check sbom clean
+.PHONY: help setup base demo test test-s3 test-ui chart endure fuzz lint fmt check bench docs lock release-check images images-check sbom clean
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 TOOLS := build/tools/.done
@@ -39,6 +39,9 @@ test-s3: $(STAMP) ## Run the tests that need an S3 server; they start SeaweedFS 
 test-ui: $(STAMP) ## Run the dashboard in a real Chromium, which the machine has to have (pictures: ARGS='--shots FOLDER')
 	@$(BIN)/python -m pip install -q -c requirements/lock.txt -e '.[ui]'
 	@LORAPLEX_TEST_REQUIRE=chromium $(BIN)/python -m pytest -n 0 tests/ui $(ARGS)
+
+chart: $(STAMP) ## Judge the Helm chart in full, with two helms, kubectl and the schemas of three versions of Kubernetes
+	@LORAPLEX_TEST_REQUIRE=helm,kubectl,kubernetes-schemas,promtool,openssl $(BIN)/python -m pytest -n 0 tests/chart --endure $(ARGS)
 
 endure: $(STAMP) ## Run the long tests at full length, some hours; `make test` has each of them for a few seconds
 	@$(BIN)/python -m pytest -m endure --endure $(ARGS)

@@ -24,7 +24,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Secrets as files, by reference. Takes root, secrets: names among .Values.secrets, or NAME=SETTING. */}}
+{{/* Secrets as files, by reference. Takes secrets: names among .Values.secrets, or NAME=SETTING. */}}
 {{- define "loraplex.secretSettings" -}}
 {{- range .secrets }}
 {{- $setting := splitList "=" . | last | snakecase | upper }}
@@ -33,6 +33,7 @@
 {{- end }}
 {{- end -}}
 
+{{/* Takes root, secrets. */}}
 {{- define "loraplex.secretVolume" -}}
 - name: secrets
   projected:
