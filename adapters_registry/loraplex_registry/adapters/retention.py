@@ -13,12 +13,11 @@ from datetime import UTC, datetime, timedelta
 import sqlalchemy as sa
 
 from loraplex_registry.adapters import version_state
+from loraplex_registry.adapters.agent import build_agent
 from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import AdapterRow, VersionRow
 from loraplex_registry.errors import RegistryError
 from loraplex_registry.settings import RegistrySettings
-from loraplex_registry.wire.identity import Identity
-from loraplex_registry.wire.ids import new_public_id
 
 _MAX_AT_ONCE = 100
 """Versions purged in one transaction, which holds the lock on names."""
@@ -63,7 +62,7 @@ class Retention:
 
 
 async def _purge_some(change: Change, before: datetime) -> int:
-    by = _build_identity()
+    by = build_agent(_ACTOR)
     query = _select_over(before).order_by(VersionRow.id).limit(_MAX_AT_ONCE)
     versions = (await change.session.execute(query)).scalars().all()
     for version in versions:
@@ -79,16 +78,4 @@ def _select_over(before: datetime) -> sa.Select[VersionRow]:
         sa.select(VersionRow)
         .join(AdapterRow, AdapterRow.id == VersionRow.adapter_id)
         .where(sa.or_(is_retired, is_deleted))
-    )
-
-
-def _build_identity() -> Identity:
-    return Identity(
-        role="admin",
-        tenant_id=None,
-        tenant=None,
-        scopes=(),
-        key_id="registry",
-        actor=_ACTOR,
-        request_id=new_public_id("req"),
     )

@@ -22,6 +22,7 @@ import msgspec
 import sqlalchemy as sa
 
 from loraplex_registry.adapters import version_state
+from loraplex_registry.adapters.agent import build_agent
 from loraplex_registry.adapters.pending import Pending, read_pending
 from loraplex_registry.db.database import Change, Database
 from loraplex_registry.db.model import AdapterRow, BaseRow, VersionRow
@@ -31,8 +32,6 @@ from loraplex_registry.parity.outcome import NOT_RUN, Outcome
 from loraplex_registry.peft.parity import ParityResult
 from loraplex_registry.peft.report import Report
 from loraplex_registry.settings import RegistrySettings
-from loraplex_registry.wire.identity import Identity
-from loraplex_registry.wire.ids import new_public_id
 
 __all__ = ["NOT_RUN", "ParityGate", "ParityJudge", "PromoteReady"]
 PromoteReady = Callable[[Change, VersionRow, Pending], Awaitable[bool]]
@@ -206,12 +205,13 @@ class ParityGate:
             if version is None or (version.state, version.weights_digest) != ("ready", one.weights):
                 return
             self._note(version, outcome)
+            by = build_agent(_ACTOR)
             if outcome.is_fault:
-                version_state.quarantine(change, version, _build_identity(), "parity", outcome.check.message)
+                version_state.quarantine(change, version, by, "parity", outcome.check.message)
                 return
             details = {"parity": outcome.check.verdict, "weights_digest": version.weights_digest}
             before = version_state.set_ready(change, version)
-            version_state.record_act(change, version, _build_identity(), "adapter.version_validated", before, **details)
+            version_state.record_act(change, version, by, "adapter.version_validated", before, **details)
 
         await self._database.change(work)
         self.on_outcome(outcome.check.verdict)
@@ -311,18 +311,6 @@ class ParityGate:
         is_live = await self._promote(change, version, pending)
         details = {"parity": outcome.check.verdict, "promoted": is_live}
         version_state.record_act(change, version, by, "adapter.version_validated", before, **details)
-
-
-def _build_identity() -> Identity:
-    return Identity(
-        role="admin",
-        tenant_id=None,
-        tenant=None,
-        scopes=(),
-        key_id="registry",
-        actor=_ACTOR,
-        request_id=new_public_id("req"),
-    )
 
 
 def _tell_nobody(verdict: str) -> None:
