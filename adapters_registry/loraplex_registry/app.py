@@ -33,6 +33,7 @@ from loraplex_registry.api.console import Console
 from loraplex_registry.api.failure import answer_http_error, answer_mistake, answer_registry_error
 from loraplex_registry.api.internal import InternalRoutes
 from loraplex_registry.api.message import MESSAGES
+from loraplex_registry.api.metric import RegistryMetrics, build_metrics_route
 from loraplex_registry.api.service import Services
 from loraplex_registry.api.uploads import UploadRoutes
 from loraplex_registry.db.database import Database, NamesEpoch
@@ -296,6 +297,9 @@ def create_app(settings: ServerSettings, *, checker: Checker | None = None) -> L
     """
     registry = create_registry(settings.registry, checker=checker)
     verifier = TokenVerifier(settings.verify_keys, _AUDIENCE)
+    metrics = RegistryMetrics()
+    registry.know_uploads(metrics.count_admitted, metrics.count_refused)
+    registry.services.gate.on_outcome = metrics.count_parity
 
     @contextlib.asynccontextmanager
     async def life(_: Litestar) -> AsyncIterator[None]:
@@ -306,7 +310,7 @@ def create_app(settings: ServerSettings, *, checker: Checker | None = None) -> L
             await registry.stop()
 
     return Litestar(
-        route_handlers=[registry.router(), _healthz],
+        route_handlers=[registry.router(), _healthz, build_metrics_route(metrics)],
         state=State({"registry": registry}),
         lifespan=[life],
         middleware=[DefineMiddleware(_TokenMiddleware, verifier=verifier)],

@@ -65,6 +65,29 @@ async def test_engine_fetches_what_a_team_uploaded(
     wrong.close()
 
 
+async def test_metrics_are_for_whoever_may_read_them(
+    url: str, signer: TokenSigner, make_adapter: Any, tmp_path: Path
+) -> None:
+    folder = make_adapter(1)
+    await _upload(url, signer, folder)
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        world = World(http, None, signer, folder)  # type: ignore[arg-type]
+        refused = await world.caller().upload(A, {"evil.bin": b"x"})
+        assert refused.status_code == 422
+        assert (await http.get("/metrics")).status_code == 401
+        assert (await world.caller()("GET", "/metrics")).status_code == 403
+        answer = await world.caller(None, role="admin_readonly")("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    for line in (
+        'loraplex_uploads_total{result="created"} 1.0',
+        'loraplex_uploads_total{result="refused"} 1.0',
+        'loraplex_upload_refusals_total{check="file_set"} 1.0',
+        f"loraplex_upload_bytes_total {float(size)}",
+    ):
+        assert line in answer.text.splitlines(), answer.text
+
+
 async def test_body_of_a_refused_upload_does_not_break_the_connection(url: str, signer: TokenSigner) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=60) as http:
         team = World(http, None, signer, Path()).caller()  # type: ignore[arg-type]
