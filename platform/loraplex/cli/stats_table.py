@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loraplex.cli.output import print_table, stdout
-from loraplex.client.stats import EngineStats, Quantiles, Stats, StatsTotal
+from loraplex.wire.stats import EngineStats, Quantiles, Stats, StatsRow
 
 _WINDOW_TO_WORDS = {"1m": "minute", "10m": "10 minutes", "1h": "hour"}
 _TIMERS = (
@@ -27,7 +27,7 @@ def print_stats(stats: Stats) -> None:
     stdout().print(f"{'' if rows else f'{window}: '}{describe_requests(total)}", markup=False, soft_wrap=True)
 
 
-def describe_requests(total: StatsTotal) -> str:
+def describe_requests(total: StatsRow) -> str:
     """Return in one line what was served."""
     if not total.requests:
         return "no requests"
@@ -43,7 +43,7 @@ def describe_requests(total: StatsTotal) -> str:
     )
 
 
-def list_gauges(total: StatsTotal) -> list[Row]:
+def list_gauges(total: StatsRow) -> list[Row]:
     """Return the rows of engines; those that a tenant may not see are left out."""
     engines = total.engines
     if engines is None:

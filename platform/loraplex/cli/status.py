@@ -14,8 +14,8 @@ from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
 from loraplex.client.location import find_location
 from loraplex.client.management import Management
-from loraplex.client.stats import Stats
 from loraplex.client.types import EngineState, FailedLoad, FleetDifference, FleetReport, Model, Replica
+from loraplex.wire.stats import Stats
 
 
 @dataclass

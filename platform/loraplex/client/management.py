@@ -14,7 +14,6 @@ import msgspec
 from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
 from loraplex.client.connection import Connection, check_response, decode, lost
 from loraplex.client.errors import ClientError
-from loraplex.client.stats import Stats
 from loraplex.client.types import (
     Adapter,
     Alias,
@@ -34,6 +33,7 @@ from loraplex.client.types import (
     Warmth,
 )
 from loraplex.client.upload import OPTIONAL_FILES, REQUIRED_FILES, CountingFile, Progress, Upload
+from loraplex.wire.stats import Stats
 from loraplex_registry.wire.adapter import Target, VersionView
 
 LIVE = "live"

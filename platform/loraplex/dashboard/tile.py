@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from loraplex.dashboard.shown import NOTHING, show_count, show_percent, show_seconds, show_short
-from loraplex.stats.report import EngineStats, Quantiles, StatsPoint, StatsReport, StatsRow
+from loraplex.stats.report import StatsReport
+from loraplex.wire.stats import EngineStats, Quantiles, StatsPoint, StatsRow
 
 _QUANTILES = ("p50", "p95", "p99")
 _Value = float | None

@@ -9,7 +9,8 @@ import msgspec
 from loraplex.openapi.operation import Answer, Operation, Parameter
 from loraplex.openapi.parameter import OF_TENANT
 from loraplex.openapi.schema import FLAG, TIME, Schema, ref
-from loraplex.stats.report import BYS, WINDOW_TO_SECONDS, StatsPoint, StatsRow
+from loraplex.stats.report import BYS, WINDOW_TO_SECONDS
+from loraplex.wire.stats import StatsPoint, StatsRow
 
 _NAME: Schema = {"type": "string", "minLength": 1, "maxLength": 100}
 

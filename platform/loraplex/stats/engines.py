@@ -10,39 +10,16 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from loraplex.stats.piece import ENGINE_COUNTS, EnginePiece
-from loraplex.stats.sketch import QUANTILES, Quantiles
+from loraplex.stats.sketch import QUANTILES
+from loraplex.wire.stats import EngineStats, Quantiles
 
 _GAUGES = ("kv_usage", "waiting", "running", "slots", "slots_used")
 _STALE_S = 3
 """A sample stands for so many seconds, unless another comes."""
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What engines said of themselves once a second, and by how much their counts grew.
-
-    Of several engines together, `waiting`, `running` and slots are sums at each moment; `kv_usage` has every engine's
-    values. `…_now` are the last ones, for `kv_usage` the highest of them.
-    """
-
-    replicas: int
-    kv_usage: Quantiles
-    waiting: Quantiles
-    running: Quantiles
-    kv_usage_now: float
-    waiting_now: int
-    running_now: int
-    slots: int
-    slots_used: int
-    preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    loads: int
-    evictions: int
 
 
 class _History:

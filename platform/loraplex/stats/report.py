@@ -16,12 +16,10 @@ import sqlalchemy as sa
 
 from loraplex.db.database import Database
 from loraplex.db.tables import stats_piece
-from loraplex.stats.engines import EngineMerge, EngineStats
+from loraplex.stats.engines import EngineMerge
 from loraplex.stats.piece import MINUTE_S, PIECE_S, Key, Piece, decode_piece, find_minute
-from loraplex.stats.sketch import Quantiles
 from loraplex.stats.tally import Tally
-
-__all__ = ["EngineStats", "Quantiles"]
+from loraplex.wire.stats import EngineStats, StatsPoint, StatsRow
 
 By = Literal["base", "tenant", "adapter", "replica"]
 BYS: tuple[By, ...] = ("base", "tenant", "adapter", "replica")
@@ -39,6 +37,7 @@ class StatsQuery(msgspec.Struct, frozen=True, kw_only=True):
         tenant_id: One tenant's requests and no engines, as a tenant's key may see them; None: all.
         base: Only those of one base; `adapter` and `replica` likewise.
         has_series: Whether the report tells how the window went.
+        has_spreads: Whether it tells times and lengths; counts alone are read faster.
     """
 
     window_s: int = 600
@@ -48,52 +47,7 @@ class StatsQuery(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str | None = None
     replica: str | None = None
     has_series: bool = False
-
-
-class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that ended in a span of time, and the gaps between tokens that came in it.
-
-    Times are of requests that came to a first token. `queue_s` and `prefill_s` are the engine's; the clock of
-    `time_to_first_token_s` and `request_s` begins when the gateway has the request. Lengths are in tokens;
-    `request_len` is prompt and completion together.
-    """
-
-    requests: int = 0
-    requests_ok: int = 0
-    requests_cancelled: int = 0
-    requests_error: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    preemptions: int = 0
-    queue_s: Quantiles = Quantiles()
-    prefill_s: Quantiles = Quantiles()
-    time_to_first_token_s: Quantiles = Quantiles()
-    inter_token_s: Quantiles = Quantiles()
-    request_s: Quantiles = Quantiles()
-    prompt_len: Quantiles = Quantiles()
-    completion_len: Quantiles = Quantiles()
-    request_len: Quantiles = Quantiles()
-
-
-class StatsRow(RequestStats, frozen=True, kw_only=True):
-    """One base, tenant, adapter or replica; keys that it is not of are None, and the adapter of calls of a base.
-
-    `engines` is None where a row is of no engine as a whole, and where one tenant's requests are asked for.
-    """
-
-    base: str | None = None
-    tenant: str | None = None
-    adapter: str | None = None
-    replica: str | None = None
-    engines: EngineStats | None = None
-
-
-class StatsPoint(RequestStats, frozen=True, kw_only=True):
-    """All that was asked for in the seconds from `at` on."""
-
-    at: datetime
-    engines: EngineStats | None = None
+    has_spreads: bool = True
 
 
 class StatsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +153,8 @@ class _Groups:
 def _merge(
     query: StatsQuery, span: _Span, written: Sequence[tuple[str, int, int, bytes]], fresh: Sequence[FreshPiece]
 ) -> StatsReport:
-    groups, by_row, by_point, total = _Groups(query.by), Tally(), Tally(), Tally()
+    groups = _Groups(query.by)
+    by_row, by_point, total = (Tally(has_spreads=query.has_spreads) for _ in range(3))
     engines = EngineMerge(span.start, int(span.stop) - span.start + 1)
     for gateway, began_at, piece in _read_pieces(written, fresh):
         if not span.has(began_at):

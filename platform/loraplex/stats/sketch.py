@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loraplex.wire.stats import Quantiles
+
 RELATIVE_ERROR = 0.01
 _SMALLEST = 1e-6
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
@@ -33,17 +35,6 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
     counts: bytes
     sums: bytes
     peaks: bytes
-
-
-class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """How values are spread, in their own unit; all zero where there are none."""
-
-    count: int = 0
-    mean: float = 0.0
-    p50: float = 0.0
-    p95: float = 0.0
-    p99: float = 0.0
-    max: float = 0.0
 
 
 class Sketches:
@@ -95,20 +86,25 @@ class Sketches:
         if not self._cells:
             return [Quantiles()] * num_rows
         found = np.bincount(np.concatenate(self._cells), np.concatenate(self._counts), num_rows * _NUM_BUCKETS)
-        totals = found.reshape(num_rows, _NUM_BUCKETS).cumsum(axis=1)
-        counts = totals[:, -1]
+        # nearly all cells are empty
+        cells = np.flatnonzero(found)
+        totals = np.append(0, found[cells].cumsum())
+        ends = totals[np.searchsorted(cells, np.arange(num_rows + 1) * _NUM_BUCKETS)]
+        counts = np.diff(ends)
         means = self._sums / np.maximum(counts, 1)
-        spread = [self._find(totals, np.maximum(1, np.ceil(q * counts))) for q in QUANTILES]
+        spread = [self._find(cells, totals, ends[:-1] + np.maximum(1, np.ceil(q * counts))) for q in QUANTILES]
         columns = (counts.astype(np.int64), means, *spread, self._peaks)
         return [
             Quantiles(count=count, mean=mean, p50=p50, p95=p95, p99=p99, max=peak) if count else Quantiles()
             for count, mean, p50, p95, p99, peak in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
-    def _find(self, totals: NDArray[np.float64], ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Of each row the value that so many are no greater than."""
-        buckets = np.minimum((totals < ranks[:, None]).sum(axis=1), _NUM_BUCKETS - 1)
-        found: NDArray[np.float64] = np.minimum(_VALUES[buckets], self._peaks)
+    def _find(
+        self, cells: NDArray[np.int64], totals: NDArray[np.float64], ranks: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Of each row the value that `ranks` values are no greater than, those of all rows before it included."""
+        places = np.minimum(np.searchsorted(totals[1:], ranks), cells.size - 1)
+        found: NDArray[np.float64] = np.minimum(_VALUES[cells[places] % _NUM_BUCKETS], self._peaks)
         return found
 
     def _fold(self) -> None:

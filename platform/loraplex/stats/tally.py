@@ -12,11 +12,11 @@ from loraplex.stats.sketch import Sketches
 
 
 class Tally:
-    """Sums and quantiles by row."""
+    """Sums by row, and quantiles where they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_spreads: bool = True) -> None:
         self._counts = np.zeros((0, len(COUNTS)), np.int64)
-        self._spreads = [Sketches() for _ in SPREADS]
+        self._spreads = [Sketches() for _ in SPREADS] if has_spreads else []
 
     def add(self, piece: Piece, rows: Sequence[int]) -> None:
         """Add a piece whose key `i` is of row `rows[i]`, or of none if that is -1."""
@@ -27,7 +27,8 @@ class Tally:
         counts = np.frombuffer(piece.counts, np.int64).reshape(-1, len(COUNTS))
         self._grow(int(aims.max()) + 1)
         np.add.at(self._counts, aims[kept], counts[kept])
-        for sketches, packed in zip(self._spreads, piece.spreads, strict=True):
+        # all of them, or none
+        for sketches, packed in zip(self._spreads, piece.spreads, strict=False):
             sketches.merge(packed, aims)
 
     def summarize(self, num_rows: int) -> list[dict[str, Any]]:
@@ -36,7 +37,7 @@ class Tally:
         spreads = [sketches.summarize(num_rows) for sketches in self._spreads]
         return [
             dict(zip(COUNTS, self._counts[row].tolist(), strict=True))
-            | {name: found[row] for name, found in zip(SPREADS, spreads, strict=True)}
+            | {name: found[row] for name, found in zip(SPREADS, spreads, strict=False)}
             for row in range(num_rows)
         ]
 

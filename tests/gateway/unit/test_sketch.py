@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from loraplex.stats.sketch import RELATIVE_ERROR, Packed, Quantiles, Sketches
+from loraplex.stats.sketch import RELATIVE_ERROR, Packed, Sketches
+from loraplex.wire.stats import Quantiles
 
 
 def _exact(values: list[float], q: float) -> float:

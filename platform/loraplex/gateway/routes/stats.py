@@ -14,7 +14,8 @@ from loraplex.gateway.paging import read_query, show_time
 from loraplex.gateway.permission import require_scope
 from loraplex.gateway.routes.usage import read_tenant_id
 from loraplex.stats.recorder import StatsRecorder
-from loraplex.stats.report import BYS, WINDOW_TO_SECONDS, By, Quantiles, StatsQuery, read_stats
+from loraplex.stats.report import BYS, WINDOW_TO_SECONDS, By, StatsQuery, read_stats
+from loraplex.wire.stats import Quantiles
 from loraplex_registry.wire.identity import Identity
 
 _SCOPE = "usage:read"

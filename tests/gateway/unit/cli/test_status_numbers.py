@@ -12,7 +12,7 @@ import pytest
 from loraplex.cli.app import main
 from loraplex.cli.stats_table import describe_requests, list_gauges, show_seconds
 from loraplex.client.connection import Connection
-from loraplex.client.stats import EngineStats, Quantiles, StatsTotal
+from loraplex.wire.stats import EngineStats, Quantiles, StatsRow
 
 TIMES = {"count": 812, "mean": 0.02, "p50": 0.0041, "p95": 0.0904, "p99": 1.25, "max": 2.0}
 TOTAL: dict[str, Any] = {
@@ -99,19 +99,19 @@ def test_without_them_the_rest_is_shown(
 
 
 def test_a_tenant_sees_its_own_share_of_cached_tokens_and_no_engine() -> None:
-    total = StatsTotal(requests=3, prompt_tokens=100, cached_tokens=25, preemptions=2)
+    total = StatsRow(requests=3, prompt_tokens=100, cached_tokens=25, preemptions=2)
     assert list_gauges(total) == [
         ("preemptions, in all", "2", None, None, None),
         ("prompt found in prefix cache", "25.0 %", None, None, None),
     ]
-    assert list_gauges(StatsTotal()) == []
+    assert list_gauges(StatsRow()) == []
 
 
 def test_idle_engines_are_shown_without_requests() -> None:
-    rows = list_gauges(StatsTotal(engines=EngineStats(kv_usage=Quantiles(count=5, p50=0.5))))
+    rows = list_gauges(StatsRow(engines=EngineStats(kv_usage=Quantiles(count=5, p50=0.5))))
     assert rows[0] == ("KV cache used", "0.0 %", "50.0 %", "0.0 %", "0.0 %")
     assert rows[-1] == ("prompt found in prefix cache", None, None, None, None)
-    assert describe_requests(StatsTotal()) == "no requests"
+    assert describe_requests(StatsRow()) == "no requests"
 
 
 @pytest.mark.parametrize(
