@@ -1,20 +1,22 @@
-"""How tenants, keys and adapters stand against their limits, as far as usage and requests say it. Reads only.
+"""How tenants, keys and adapters stand against their limits: as the meters count, which refuse. Reads only.
 
-The meters that refuse count reservations of running requests, too, so that they may be a little ahead of this.
+Meters count what running requests have reserved, too. What has no limit has no meter: there settled usage says how much
+was used, as it does of days and months that nothing was asked of since a meter began.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 import sqlalchemy as sa
 
 from loraplex.db.database import Database
 from loraplex.db.tables import request, usage
+from loraplex.quotas.quota import Quota, Standing, Subject, list_quotas
 from loraplex_registry.wire.limits import RATE_LIMITS, RateLimits
 
 Scope = Literal["tenant", "key", "adapter"]
@@ -36,17 +38,55 @@ class Limit(msgspec.Struct, frozen=True):
         return 0.0 if not self.limit else self.used / self.limit
 
 
+class Holder(msgspec.Struct, frozen=True):
+    """Whose limits: by which id usage knows it, as whom its meters count it, and what it is given."""
+
+    id: str
+    subject: Subject
+    limits: RateLimits | None
+
+
+class Meters(Protocol):
+    """What counts."""
+
+    async def look(self, quotas: Sequence[Quota]) -> Sequence[Standing | None]:
+        """Return how quotas stand; None of those whose count has not begun."""
+
+
 Used = Mapping[str, Mapping[str, int]]
 """How much of each kind of limit is used, by the id of whose it is."""
 
 
-def list_limits(limits: RateLimits | None, used: Mapping[str, int]) -> list[Limit]:
-    """Return all kinds of limits with what somebody has of them."""
-    return [Limit(kind, used.get(kind, 0), getattr(limits, kind) if limits else None) for kind in RATE_LIMITS]
+async def read_limits_of(
+    database: Database, meters: Meters, scope: Scope, holders: Sequence[Holder]
+) -> list[list[Limit]]:
+    """Return all kinds of limits of each, with what is used of them.
+
+    Raises:
+        UnavailableError: The database does not answer.
+    """
+    used = await read_used(database, scope, [holder.id for holder in holders])
+    quotas = list_quotas([(holder.subject, holder.limits) for holder in holders])
+    standings = zip(quotas, await meters.look(quotas), strict=True)
+    name_to_taken = {quota.name: quota.limit - one.remaining for quota, one in standings if one is not None}
+    return [
+        [_describe(holder, kind, used.get(holder.id, {}).get(kind, 0), name_to_taken) for kind in RATE_LIMITS]
+        for holder in holders
+    ]
+
+
+def _describe(holder: Holder, kind: str, settled: int, name_to_taken: Mapping[str, int]) -> Limit:
+    limit = getattr(holder.limits, kind) if holder.limits else None
+    if limit is None:
+        return Limit(kind, settled, None)
+    quota = Quota(holder.subject, kind, limit)
+    taken = name_to_taken.get(quota.name, settled)
+    # a meter says no more than that all is used; what was used before a limit was lowered, usage knows
+    return Limit(kind, max(taken, settled) if quota.is_of_calendar else taken, limit)
 
 
 async def read_used(database: Database, scope: Scope, ids: Collection[str], *, now: datetime | None = None) -> Used:
-    """Return what some tenants, keys or adapters have used by now.
+    """Return what some tenants, keys or adapters have used by now, as settled usage and open requests say it.
 
     Raises:
         UnavailableError: The database does not answer.

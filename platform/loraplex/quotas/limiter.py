@@ -21,7 +21,7 @@ from loraplex.quotas.calendar import find_period_start
 from loraplex.quotas.count import carry
 from loraplex.quotas.memory_meter import MemoryMeter, read_clock
 from loraplex.quotas.meter import Meter, MeterError
-from loraplex.quotas.quota import Charge, Debt, Hold, Lost, Quota, Refusal, Subject, Unseeded
+from loraplex.quotas.quota import Charge, Debt, Hold, Lost, Quota, Refusal, Standing, Subject, Unseeded
 from loraplex.quotas.redis_meter import RedisMeter
 from loraplex.quotas.refusal import build_refusal
 from loraplex.quotas.standing import build_headers
@@ -214,6 +214,18 @@ class Limiter:
             await self._debts.save(debts)
         except UnavailableError:
             _log.warning("a debt of %s could not be kept", debts[0].quota.name)
+
+    async def look(self, quotas: Sequence[Quota]) -> Sequence[Standing | None]:
+        """Return how quotas stand as the meter in charge counts them, and reserve nothing.
+
+        None of a day or month that nothing was asked of since its count is kept: it is what usage says.
+        """
+        if self._shared is not None and self._is_up:
+            try:
+                return await self._shared.look(quotas)
+            except MeterError as error:
+                self._go_down(str(error))
+        return await self._own.look(quotas)
 
     async def recount(self, subjects: Sequence[Subject]) -> None:
         """Have days and months counted anew from usage, in which something has changed that was not reserved here."""

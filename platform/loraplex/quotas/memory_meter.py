@@ -86,6 +86,11 @@ class MemoryMeter:
             debts += [debt] if debt is not None else []
         return debts
 
+    async def look(self, quotas: Sequence[Quota]) -> Sequence[Standing | None]:
+        """See `Meter`; of what is shared with other gateways this one's part."""
+        now_ms = self._clock()
+        return [self._look(quota, now_ms) for quota in quotas]
+
     async def renew(self, leases: Sequence[tuple[Quota, str]]) -> None:
         """See `Meter`."""
         for quota, lease in leases:
@@ -109,6 +114,12 @@ class MemoryMeter:
         """Drop the counts of all days and months."""
         for name in [name for name, count in self._counts.items() if isinstance(count, Calendar)]:
             del self._counts[name]
+
+    def _look(self, quota: Quota, now_ms: int) -> Standing | None:
+        count = self._counts.get(quota.name)
+        if count is not None:
+            return count.find_standing(now_ms, quota.limit)
+        return None if quota.is_of_calendar else Standing(quota.limit, quota.limit, 0)
 
     def _grant(self, charges: Sequence[Charge], lease: str, now_ms: int) -> Hold:
         stamps = [self._get(charge.quota).reserve(now_ms, charge.cost, charge.quota.limit, lease) for charge in charges]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from loraplex.quotas.quota import Charge, Debt, Hold, Outcome, Quota
+from loraplex.quotas.quota import Charge, Debt, Hold, Outcome, Quota, Standing
 
 LEASE_LIFE_MS = 30_000
 """How long a lease counts after it was taken or renewed."""
@@ -48,6 +48,13 @@ class Meter(Protocol):
 
         Raises:
             MeterError: It is not known to be done.
+        """
+
+    async def look(self, quotas: Sequence[Quota]) -> Sequence[Standing | None]:
+        """Return how quotas stand, and reserve nothing; None of a calendar whose count nobody has begun.
+
+        Raises:
+            MeterError: There is no answer.
         """
 
     async def renew(self, leases: Sequence[tuple[Quota, str]]) -> None:

@@ -6,7 +6,8 @@ Redis holds only what may be lost: minutes and leases pass, days and months are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ _LAST_RESORT_S = 2.0
 # is what takes long, it takes longer.
 _NUM_LOOKS = 25
 _MAX_LEASES = 500
+_MAX_LOOKED_AT = 200
 _PATIENCE_MS = 2_000
 """After this a server that takes a call no longer reserves by it."""
 
@@ -61,7 +63,7 @@ class RedisMeter:
         common = _read_script("meter")
         self._scripts = {
             step: self._redis.register_script(common + _read_script(step))
-            for step in ("reserve", "settle", "renew", "seed", "beat", "tell")
+            for step in ("reserve", "settle", "look", "renew", "seed", "beat", "tell")
         }
 
     async def reserve(self, charges: Sequence[Charge], lease: str) -> Outcome:
@@ -69,31 +71,9 @@ class RedisMeter:
         rows = [(charge.quota.shape, charge.quota.limit, charge.cost) for charge in charges]
         keys = [self._key(charge.quota) for charge in charges]
         arguments = [self.birth, lease, self._find_end_ms(), *_flatten(rows)]
-        status, now_ms, *rest = await self._run("reserve", [self._birth_key, *keys], arguments)
-        if status == _LATE:
-            raise MeterError("it took the call too late")
-        if status == _LOST:
-            return Lost()
-        if status == _UNSEEDED:
-            return Unseeded(tuple(charges[index].quota for index in rest), now_ms)
-        limits = [charge.quota.limit for charge in charges]
-        standings = tuple(Standing(limit, *row[:2]) for limit, row in zip(limits, rest[-1], strict=True))
-        if status == _REFUSED:
-            worst = charges[rest[0]]
-            return Refusal(
-                quota=worst.quota,
-                cost=worst.cost,
-                wait_ms=None if rest[1] == _NEVER else rest[1],
-                charges=tuple(charges),
-                standings=standings,
-            )
-        return Hold(
-            lease=lease,
-            charges=tuple(charges),
-            at_s=now_ms // 1000,
-            stamps=tuple(Stamp(row[2], int(row[3])) for row in rest[-1]),
-            standings=standings,
-        )
+        answer = await self._run("reserve", [self._birth_key, *keys], arguments)
+        with _making_sense():
+            return _read_outcome(answer, charges, lease)
 
     async def settle(self, hold: Hold, spent: Sequence[int]) -> Sequence[Debt]:
         """See `Meter`."""
@@ -102,11 +82,24 @@ class RedisMeter:
             for charge, amount, stamp in zip(hold.charges, spent, hold.stamps, strict=True)
         ]
         keys = [self._key(charge.quota) for charge in hold.charges]
-        now_ms, *found = await self._run("settle", keys, [hold.lease, hold.at_s, *_flatten(rows)])
-        return [
-            Debt(quota=hold.charges[index].quota, period=period, carried=carried, owed=owed, at_ms=now_ms)
-            for index, period, carried, owed in found
-        ]
+        answer = await self._run("settle", keys, [hold.lease, hold.at_s, *_flatten(rows)])
+        with _making_sense():
+            now_ms, *found = answer
+            return [
+                Debt(quota=hold.charges[index].quota, period=period, carried=carried, owed=owed, at_ms=now_ms)
+                for index, period, carried, owed in found
+            ]
+
+    async def look(self, quotas: Sequence[Quota]) -> Sequence[Standing | None]:
+        """See `Meter`."""
+        found: list[Standing | None] = []
+        for start in range(0, len(quotas), _MAX_LOOKED_AT):
+            some = quotas[start : start + _MAX_LOOKED_AT]
+            rows = [(quota.shape, quota.limit) for quota in some]
+            standings = await self._run("look", [self._key(quota) for quota in some], _flatten(rows))
+            pairs = zip(some, standings, strict=True)
+            found += [Standing(quota.limit, *row) if row else None for quota, row in pairs]
+        return found
 
     async def renew(self, leases: Sequence[tuple[Quota, str]]) -> None:
         """See `Meter`."""
@@ -131,9 +124,11 @@ class RedisMeter:
             MeterError: There is no answer.
         """
         keys = [self._birth_key, f"{self._prefix}:gateways"]
-        num, birth, now_ms = await self._run("beat", keys, [gateway, life_ms])
-        self._ahead_ms = now_ms - read_clock()
-        return int(num), str(birth)
+        answer = await self._run("beat", keys, [gateway, life_ms])
+        with _making_sense():
+            num, birth, now_ms = answer
+            self._ahead_ms = int(now_ms) - read_clock()
+            return int(num), str(birth)
 
     async def tell(self, birth: str, mark: str, minutes: Mapping[str, Mapping[int, int]]) -> None:
         """Add what was granted without data, and reserve by them from now on.
@@ -182,6 +177,48 @@ class RedisMeter:
             except MeterError:
                 self._num_failures += 1
                 raise
+
+
+def _read_outcome(answer: Any, charges: Sequence[Charge], lease: str) -> Outcome:
+    """Return what came of a reservation."""
+    status, now_ms, *rest = answer
+    if status == _LATE:
+        raise MeterError("it took the call too late")
+    if status == _LOST:
+        return Lost()
+    if status == _UNSEEDED:
+        return Unseeded(tuple(charges[index].quota for index in rest), now_ms)
+    limits = [charge.quota.limit for charge in charges]
+    standings = tuple(Standing(limit, *row[:2]) for limit, row in zip(limits, rest[-1], strict=True))
+    if status == _REFUSED:
+        worst = charges[rest[0]]
+        return Refusal(
+            quota=worst.quota,
+            cost=worst.cost,
+            wait_ms=None if rest[1] == _NEVER else rest[1],
+            charges=tuple(charges),
+            standings=standings,
+        )
+    return Hold(
+        lease=lease,
+        charges=tuple(charges),
+        at_s=now_ms // 1000,
+        stamps=tuple(Stamp(row[2], int(row[3])) for row in rest[-1]),
+        standings=standings,
+    )
+
+
+@contextmanager
+def _making_sense() -> Iterator[None]:
+    """Take an answer that is of another form, as others may write there, for none.
+
+    Raises:
+        MeterError: It is.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError) as error:
+        raise MeterError("its answer makes no sense") from error
 
 
 async def _wait(call: Awaitable[Any]) -> Any:

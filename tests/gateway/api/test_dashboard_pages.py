@@ -22,8 +22,8 @@ from loraplex.dashboard.slot_table import find_thrash
 from loraplex.db.tables import gateway_event, request, usage
 from loraplex.fleet.view import FailedLoad, FleetView, Replica
 from loraplex.keys.grant import SCOPES
-from loraplex.stats.engines import EngineStats
-from loraplex.stats.sketch import Quantiles
+from loraplex.quotas.quota import Charge, Quota, Subject
+from loraplex.wire.stats import EngineStats, Quantiles
 
 PAYLOAD = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 SHARED = ("/ui/", "/ui/traffic", "/ui/usage", "/ui/usage.csv", "/ui/limits", "/ui/audit")
@@ -366,7 +366,7 @@ class TestLimits:
         assert "No tenant is called so" in read_text(await read(admin, "/ui/limits?q=zzz"))
 
     async def test_what_runs_and_what_was_asked_this_minute_counts(self, world: GatewayWorld) -> None:
-        key = await world.create_key("team-000", limits={"concurrent_requests": 4})
+        key = await world.create_key("team-000")
         key_id = (await world.call("GET", "/api/v1/tenants/team-000/keys")).json()["data"][0]["id"]
         tenant_id = world.gateway.directory.find_tenant_id("team-000")
         named = {"tenant_id": tenant_id, "tenant": "team-000", "adapter_id": None, "adapter": None, "version": None}
@@ -394,8 +394,22 @@ class TestLimits:
         page = await read(browser, "/ui/limits")
         assert read_rows(page)[0][1:4] == ["3", "0", "1"]
         assert "keys:write" in read_text(page)
-        admin = Browser(world)
-        await admin.log_in()
+
+    async def test_what_is_limited_is_shown_as_its_meter_counts(self, world: GatewayWorld, admin: Browser) -> None:
+        await world.call("PATCH", "/api/v1/tenants/team-000", json={"limits": {"tokens_per_minute": 1000}})
+        await world.create_key("team-000", limits={"concurrent_requests": 4})
+        key_id = (await world.call("GET", "/api/v1/tenants/team-000/keys")).json()["data"][0]["id"]
+        tenant_id = world.gateway.directory.find_tenant_id("team-000")
+        charges = [
+            Charge(Quota(Subject("key", key_id), "concurrent_requests", 4), 1),
+            Charge(Quota(Subject("tenant", str(tenant_id)), "tokens_per_minute", 1000), 300),
+        ]
+        held = [await world.gateway.limiter.reserve(charges, f"lease-{number}") for number in range(2)]
         rows = read_rows(await read(admin, "/ui/limits/team-000"))
+        assert rows[0][2] == "600 / 1,000"
         assert rows[1][0].endswith(key_id)
-        assert rows[1][3] == "1 / 4"
+        assert rows[1][3] == "2 / 4"
+        for one in held:
+            await one.settle(50)
+        rows = read_rows(await read(admin, "/ui/limits/team-000"))
+        assert (rows[0][2], rows[1][3]) == ("100 / 1,000", "0 / 4")

@@ -20,7 +20,7 @@ from loraplex.quotas.calendar import find_period_start, period_at, period_start_
 from loraplex.quotas.count import carry
 from loraplex.quotas.memory_meter import MemoryMeter
 from loraplex.quotas.meter import Meter, MeterError
-from loraplex.quotas.quota import Charge, Hold, Lost, Quota, Refusal, Subject, Unseeded
+from loraplex.quotas.quota import Charge, Hold, Lost, Quota, Refusal, Standing, Subject, Unseeded
 from loraplex.quotas.redis_meter import RedisMeter
 from quota_model import Model
 from redis_world import RedisServer, RedisUnavailable, running_redis
@@ -328,6 +328,18 @@ async def test_quotas_of_one_name_share_a_count_whatever_their_limit(rig: Rig) -
     await rig.take((minute(70, subject=KEY), 70))
 
 
+async def test_who_looks_takes_nothing_and_begins_nothing(rig: Rig) -> None:
+    day = Quota(TENANT, "tokens_per_day", 50)
+    places = Quota(TENANT, "concurrent_requests", 2)
+    asked = [minute(100), day, places]
+    assert await rig.meter.look(asked) == [Standing(100, 100, 0), None, Standing(2, 2, 0)]
+    assert isinstance(await rig.meter.reserve([Charge(day, 1)], "a"), Unseeded)
+    await rig.take((minute(100), 30), (day, 30), (places, 1))
+    for _ in range(2):
+        found = [one.remaining for one in await rig.meter.look(asked) if one is not None]
+        assert found == [70, 20, 1]
+
+
 async def test_the_largest_limit_is_counted_exactly(rig: Rig) -> None:
     quota = Quota(TENANT, "tokens_per_day", 2**53 - 1)
     hold = await rig.take((quota, 2**53 - 2))
@@ -386,6 +398,8 @@ async def _follow(rig: Rig, quotas: list[Quota], acts: list[tuple[str, int, Any]
             else:
                 assert isinstance(outcome, Refusal), outcome
                 assert (outcome.wait_ms, outcome.standings) == (wait_ms, before)
+            looked = await rig.meter.look([charge.quota for charge in charges])
+            assert list(looked) == [model.stand(charge.quota) for charge in charges]
         elif act == "advance":
             rig.advance(number)
         elif act == "sleep":

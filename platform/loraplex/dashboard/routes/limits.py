@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +12,13 @@ from litestar.params import FromPath
 
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
-from loraplex.dashboard.standing import Limit, list_limits, read_used
+from loraplex.dashboard.standing import Holder, Limit, read_limits_of
 from loraplex.errors import NotFoundError
 from loraplex.gateway.authentication import target
 from loraplex.gateway.paging import read_query
 from loraplex.gateway.permission import get_identity, require_platform
 from loraplex.keys.service import list_keys
+from loraplex.quotas.quota import Subject
 from loraplex.tenants.service import get_tenant, list_tenants
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.limits import read_limits
@@ -70,15 +71,13 @@ async def _list_rows(desk: Desk) -> list[Row]:
     while len(tenants) < _MAX_LISTED and (page := await list_tenants(database, None, before, _PAGE)):
         tenants += page
         before = page[-1]["id"]
-    used = await read_used(database, "tenant", [str(one["id"]) for one in tenants])
-    return [
-        Row(
-            name=one["name"],
-            note=one["state"],
-            limits=list_limits(read_limits(one["limits"]), used.get(str(one["id"]), {})),
-        )
-        for one in tenants
-    ]
+    found = await read_limits_of(database, desk.parts.limiter, "tenant", [_hold(one) for one in tenants])
+    return [Row(name=one["name"], note=one["state"], limits=limits) for one, limits in zip(tenants, found, strict=True)]
+
+
+def _hold(tenant: Mapping[str, Any]) -> Holder:
+    tenant_id = str(tenant["id"])
+    return Holder(tenant_id, Subject("tenant", tenant_id, tenant_id), read_limits(tenant["limits"]))
 
 
 async def _show_tenant(desk: Desk, request: Request[Any, Any, Any], by: Identity, name: str) -> Response[str]:
@@ -88,12 +87,8 @@ async def _show_tenant(desk: Desk, request: Request[Any, Any, Any], by: Identity
     assert aimed.target_tenant_id is not None
     tenant_id = uuid.UUID(aimed.target_tenant_id)
     tenant = await get_tenant(desk.parts.database, tenant_id)
-    used = await read_used(desk.parts.database, "tenant", [str(tenant_id)])
-    whole = Row(
-        name=name,
-        note=tenant["state"],
-        limits=list_limits(read_limits(tenant["limits"]), used.get(str(tenant_id), {})),
-    )
+    (limits,) = await read_limits_of(desk.parts.database, desk.parts.limiter, "tenant", [_hold(tenant)])
+    whole = Row(name=name, note=tenant["state"], limits=limits)
     return desk.pages.show(
         request,
         "limits_of_tenant.html",
@@ -109,10 +104,9 @@ async def _list_adapters(desk: Desk, tenant: str) -> list[Row]:
     """Those that have limits of their own."""
     await desk.parts.names.ensure_fresh()
     found = [one for one in desk.parts.names.adapters([tenant]) if one.limits is not None]
-    used = await read_used(desk.parts.database, "adapter", [one.adapter_id for one in found])
-    return [
-        Row(name=one.name, note=one.base, limits=list_limits(one.limits, used.get(one.adapter_id, {}))) for one in found
-    ]
+    holders = [Holder(one.adapter_id, Subject("adapter", one.adapter_id, one.tenant_id), one.limits) for one in found]
+    listed = await read_limits_of(desk.parts.database, desk.parts.limiter, "adapter", holders)
+    return [Row(name=one.name, note=one.base, limits=limits) for one, limits in zip(found, listed, strict=True)]
 
 
 async def _list_keys(desk: Desk, by: Identity, tenant_id: uuid.UUID) -> list[Row]:
@@ -121,12 +115,12 @@ async def _list_keys(desk: Desk, by: Identity, tenant_id: uuid.UUID) -> list[Row
         return []
     rows = await list_keys(desk.parts.database, by, tenant_id, None, _MAX_LISTED)
     found = [row for row in rows if row["limits"] and row["revoked_at"] is None]
-    used = await read_used(desk.parts.database, "key", [row["public_id"] for row in found])
-    return [
-        Row(
-            name=row["name"],
-            note=row["public_id"],
-            limits=list_limits(read_limits(row["limits"]), used.get(row["public_id"], {})),
-        )
+    first = desk.parts.directory.find_first_key
+    holders = [
+        Holder(row["public_id"], Subject("key", first(row["public_id"]), str(tenant_id)), read_limits(row["limits"]))
         for row in found
+    ]
+    listed = await read_limits_of(desk.parts.database, desk.parts.limiter, "key", holders)
+    return [
+        Row(name=row["name"], note=row["public_id"], limits=limits) for row, limits in zip(found, listed, strict=True)
     ]
