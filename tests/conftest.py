@@ -18,7 +18,11 @@ from typing import NoReturn
 import pytest
 from alembic import command
 from alembic.config import Config
+from hypothesis import HealthCheck, settings
 
+import once
+import pairs
+import second_try
 from databases import PostgresServer, Unavailable, running_postgres
 from redis_world import RedisServer, RedisUnavailable, running_redis
 from s3_world import S3Server, S3Unavailable, running_s3
@@ -36,12 +40,30 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tests run side by side: threads that wait for one another at barriers would all wait for a core.
 os.environ["OMP_NUM_THREADS"] = os.environ["LORAPLEX_ENGINE_CPU_THREADS"] = "1"
+# The same examples in every run, however slow the machine is; `make endure` looks for others.
+settings.register_profile(
+    "suite",
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("endure", parent=settings.get_profile("suite"), max_examples=1000, derandomize=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let `make endure` ask for long cases at full length."""
+    """Let `make endure` ask for long cases at full length, and `make test` for a second try of what failed."""
+    second_try.pytest_addoption(parser)
     parser.addoption("--endure", action="store_true", help="run the cases marked `endure` at full length")
     parser.addoption("--shots", type=Path, help="a folder for pictures of every page that tests of the dashboard see")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples property tests try."""
+    once.remember()
+    second_try.pytest_configure(config)
+    settings.load_profile("endure" if config.getoption("--endure") else "suite")
 
 
 @pytest.fixture
@@ -51,8 +73,10 @@ def long(request: pytest.FixtureRequest) -> Callable[[float, float], float]:
     return lambda short, full: full if is_full else short
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Switch sockets on in `**/integration`, `e2e`, `contract` and `ui`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to `make endure` what `pairs` leaves out; switch sockets on in `**/integration` and some other folders."""
+    if not config.getoption("--endure"):
+        pairs.thin_out(config, items)
     for item in items:
         parts = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
         if "integration" in parts or parts[:1] in (("e2e",), ("contract",), ("ui",)):
