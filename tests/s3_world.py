@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support import free_port
+
 BUCKET = "loraplex-tests"
 ACCESS_KEY = "tests"
 SECRET_KEY = "secret-of-the-tests-alone"
@@ -38,7 +40,7 @@ class S3Server:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._ports = _free_ports(8)
+        self._ports = [free_port() for _ in range(8)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -181,12 +183,3 @@ def running_s3() -> Iterator[S3Server]:
 def _die_with_parent() -> None:
     """A run that is killed leaves no server behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _free_ports(num: int) -> list[int]:
-    """Ask the kernel through a child: sockets of this process may be switched off for the tests."""
-    program = (
-        f"import socket; ss = [socket.socket() for _ in range({num})]; [s.bind(('127.0.0.1', 0)) for s in ss];"
-        "print(*[s.getsockname()[1] for s in ss])"
-    )
-    return [int(port) for port in subprocess.check_output([sys.executable, "-c", program], text=True).split()]

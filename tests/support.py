@@ -6,12 +6,15 @@ needs neither torch nor the network. It knows file formats; it knows nothing of 
 
 from __future__ import annotations
 
+import _socket
+import fcntl
 import json
-import socket
+import random
 import struct
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,14 +34,33 @@ CORPUS = (
 ALL_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _NUMPY_TO_SAFETENSORS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
+_PORT_LOCKS = Path(tempfile.gettempdir()) / "loraplex-test-ports"
+_held_locks: list[IO[str]] = []
+
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that was free a moment ago; prefer listening on port 0 where the code can."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback for this process alone; prefer listening on port 0 where the code can.
+
+    It lies below those that the kernel gives to whoever asks for any, and a lock keeps it from other tests.
+    """
+    _PORT_LOCKS.mkdir(mode=0o777, exist_ok=True)
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        lock = (_PORT_LOCKS / str(port)).open("w")
+        # not `socket.socket`, which is switched off for most tests
+        probe = _socket.socket()
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            lock.close()
+            continue
+        finally:
+            probe.close()
+        _held_locks.append(lock)
+        return port
 
 
 def write_json(path: Path, content: Any) -> Path:

@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from gateway_world import running_world
+from gateway_world import running_world, until
 from loraplex.db import claim as claim_module
 from loraplex.db.claim import Claim
 from loraplex.db.database import Database
 from loraplex.errors import DatabaseInUseError, UnavailableError
 
-ENDED_BY_ADMIN = sa.text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+# of this database: others of the server belong to tests that run beside
+_LOCKS = (
+    "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+ENDED_BY_ADMIN = sa.text(f"SELECT pid, pg_terminate_backend(pid) FROM ({_LOCKS}) AS held")
 
 
 @pytest.fixture(autouse=True)
@@ -83,15 +88,27 @@ class TestPostgres:
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    async def end_sessions(self, database_url: str) -> None:
+    async def end_sessions(self, database_url: str) -> set[int]:
+        """Return those that were ended; each ends a moment later."""
+        return set(await self.read(database_url, ENDED_BY_ADMIN))
+
+    async def read(self, database_url: str, statement: sa.TextClause) -> list[int]:
         database = Database(database_url)
         async with database.read() as connection:
-            await connection.execute(ENDED_BY_ADMIN)
+            found = (await connection.execute(statement)).scalars().all()
         await database.close()
+        return list(found)
+
+    async def wait_claimed(self, database_url: str, num_locks: int, ended: set[int]) -> None:
+        async def is_claimed() -> bool:
+            holders = await self.read(database_url, sa.text(_LOCKS))
+            return len(holders) == num_locks and ended.isdisjoint(holders)
+
+        await until(is_claimed)
 
     async def test_a_broken_connection_is_made_again(self, watched: asyncio.Event, database_url: str) -> None:
-        await self.end_sessions(database_url)
-        await asyncio.sleep(1.0)
+        ended = await self.end_sessions(database_url)
+        await self.wait_claimed(database_url, 1, ended)
         with pytest.raises(DatabaseInUseError):
             await Claim(database_url).take()
         assert not watched.is_set()
@@ -100,7 +117,7 @@ class TestPostgres:
         faster = Claim(database_url)
         await self.end_sessions(database_url)
         await faster.take()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await watched.wait()
         await faster.release()
 
@@ -111,13 +128,15 @@ class TestPostgres:
         mine, other = (Claim(database_url, name, is_shared=True) for name in ("gw_mine", "gw_other"))
         await mine.take()
         await other.take()
-        await self.end_sessions(database_url)
+        ended = await self.end_sessions(database_url)
         for claim in (mine, other):
             for _ in range(2):
                 with pytest.raises(UnavailableError):
                     await claim.try_lead("reconciler")
         tasks = [asyncio.create_task(claim.watch(lambda: None)) for claim in (mine, other)]
-        await asyncio.sleep(1.0)
+        # each has one in common with the others, and one of its own
+        await self.wait_claimed(database_url, 4, ended)
+        await until(lambda: all(claim._connection and not claim._connection.invalidated for claim in (mine, other)))
         assert not any(task.done() for task in tasks)
         async with other.hold_dead("gw_mine") as is_dead:
             assert not is_dead
