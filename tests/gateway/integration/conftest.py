@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 
 from loraplex.db.database import Database
+from loraplex.stats import recorder, report
+from loraplex.stats.piece import PIECE_S
 from loraplex.usage.ledger import Ledger
 
 
@@ -16,6 +20,14 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     opened = Database(database_url)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of statistics stands in the middle of a piece: none ends by itself, and a few fit before now."""
+    clock = SimpleNamespace(time=lambda now=time.time() // PIECE_S * PIECE_S + PIECE_S / 2: now)
+    for module in (recorder, report):
+        monkeypatch.setattr(module, "time", clock)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from loraplex.stats.piece import OTHER, EngineSample
 from loraplex.stats.recorder import Ended, StatsRecorder
 from loraplex.stats.report import StatsQuery, StatsReport, read_stats
 
+pytestmark = pytest.mark.usefixtures("still_clock")
 TEAM_X, TEAM_Y = ("t-x", "team-x"), ("t-y", "team-y")
 
 
@@ -322,11 +323,7 @@ async def test_tokens_that_came_together_have_no_gap(database: Database) -> None
     assert (row.inter_token_s.count, row.inter_token_s.mean) == (2, 0.5)
 
 
-async def test_a_request_goes_on_from_one_piece_into_the_next(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # three pieces within a moment begin later than each other, and none after now
-    monkeypatch.setattr(module, "_now_floor", lambda: int(time.time()) - 20)
+async def test_a_request_goes_on_from_one_piece_into_the_next(database: Database) -> None:
     recorder = StatsRecorder(database, "gw_1")
     watch = recorder.watch("tiny", TEAM_X, None, time.perf_counter())
     for at in (1.0, 1.5, 2.0):

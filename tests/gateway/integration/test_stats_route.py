@@ -10,6 +10,7 @@ import pytest
 
 from gateway_world import BASE, GatewayWorld, check_error, running_world
 
+pytestmark = pytest.mark.usefixtures("still_clock")
 STATS = "/api/v1/stats"
 QUANTILES = {"count", "mean", "p50", "p95", "p99", "max"}
 
