@@ -1,8 +1,8 @@
-"""Puts the document together from the tables of operations. Pure; made once, when the gateway is composed."""
+"""Puts the document together from the tables of operations. Pure, and made once in a process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
 from typing import Any
 
 import msgspec
@@ -37,8 +37,9 @@ OPERATIONS: tuple[Operation, ...] = (
 _REFINED = REFINED | ESCALATION_REFINED | STATS_REFINED | PLAN_REFINED
 
 
+@functools.cache
 def build_document(
-    registry_messages: Sequence[type[msgspec.Struct]], operations: Iterable[Operation] = OPERATIONS
+    registry_messages: tuple[type[msgspec.Struct], ...], operations: tuple[Operation, ...] = OPERATIONS
 ) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document.
 

@@ -12,6 +12,7 @@ from loraplex_engine.ops import naive
 from loraplex_engine.ops.lora import naive as lora_naive
 from loraplex_engine.ops.lora.segment import build_segments
 
+pytestmark = pytest.mark.pairs
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 # rows, and widths below, at and beside a multiple of the vector width

@@ -22,6 +22,7 @@ from loraplex_engine.ops.linear import (
 )
 from loraplex_engine.ops.native.build import native_status
 
+pytestmark = pytest.mark.pairs
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 NUM_ROWS = (*range(1, 18), *range(31, 34), *range(63, 66), *range(127, 130), 512)
 # whole panels; ragged; less than a vector; one more than a panel; several blocks of K, the last of one element

@@ -12,6 +12,7 @@ from loraplex_engine.core.request import NO_SLOT
 from loraplex_engine.ops.linear import PLAIN, PackedLinear, probe_row_invariance
 from loraplex_engine.ops.lora.segment import build_segments
 
+pytestmark = pytest.mark.pairs
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 NUM_MIXES = 50
 

@@ -12,6 +12,7 @@ import torch
 from loraplex_engine.ops.sampling import naive
 from loraplex_engine.ops.sampling.row import NO_IDS, NO_VALUES, NO_WORDS, SamplingRow
 
+pytestmark = pytest.mark.pairs
 DTYPES = [torch.float32, torch.bfloat16]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 # at and beside multiples of vectors and blocks, and more than the torch form looks at first
