@@ -10,7 +10,7 @@ from typing import Any
 from gateway_world import BASE, GatewayWorld
 from loraplex.db.tables import gateway_event, tenant, usage
 from loraplex.stats.growing import GrowingPiece
-from loraplex.stats.piece import COUNTS, PIECE_S, EngineSample, Key
+from loraplex.stats.piece import COUNTS, MINUTE_S, PIECE_S, EngineSample, Key, find_minute
 from loraplex.stats.recorder import StatsRecorder
 from loraplex.stats.report import FreshPiece
 from loraplex_registry.wire.ids import new_public_id, new_uuid
@@ -20,9 +20,9 @@ _LENGTHS = {"prompt_len": 300, "completion_len": 90, "request_len": 390}
 
 
 async def fill_stats(world: GatewayWorld, num_tenants: int, num_adapters: int, *, num_pieces: int = 360) -> None:
-    """Write an hour of pieces in which the first tenant floods the engines in the last minutes."""
+    """Write an hour of pieces, and their minutes as a recorder does; the first tenant floods in the last five."""
     rng, now = random.Random(7), int(time.time()) // 10 * 10
-    recorder = StatsRecorder(world.gateway.database, "gw_made_up")
+    recorder, minute = StatsRecorder(world.gateway.database, "gw_made_up"), GrowingPiece(0)
     replicas = [replica.name for replica in world.gateway.fleet.view.replicas] or ["main-000000"]
     ids = {f"team-{number:03}": str(new_uuid()) for number in range(num_tenants)}
     tenants = await world.rows(tenant)
@@ -31,11 +31,17 @@ async def fill_stats(world: GatewayWorld, num_tenants: int, num_adapters: int, *
         piece = GrowingPiece(now - (num_pieces - index) * PIECE_S)
         busy = 3.0 if index > num_pieces - 30 else 1.0 + 0.4 * ((index % 90) / 90)
         num_called = num_adapters if index == 0 else min(num_adapters, 12 if index % 6 else 60)
-        for number in rng.sample(range(num_adapters), num_called):
+        called = rng.sample(range(num_adapters), num_called)
+        for number in [*called, *([0] if busy > 2 and 0 not in called else [])]:
             name = f"team-{number % num_tenants:03}"
             row = piece.find_row(Key(BASE, ids[name], name, f"adapter-{number:03}", rng.choice(replicas)))
             _count(piece, row, rng, busy, is_flood=number % num_tenants == 0 and busy > 2)
         _sample(piece, replicas, rng, busy, index)
+        if find_minute(piece.began_at) != minute.began_at:
+            if not minute.is_empty:
+                await recorder._write(FreshPiece("gw_made_up", MINUTE_S, minute.began_at, minute.freeze()))
+            minute = GrowingPiece(find_minute(piece.began_at))
+        minute.add(piece.freeze(), piece.began_at - minute.began_at)
         await recorder._write(FreshPiece("gw_made_up", PIECE_S, piece.began_at, piece.freeze()))
 
 
@@ -78,12 +84,16 @@ async def fill_usage(world: GatewayWorld, num_tenants: int, num_adapters: int, *
         name = f"team-{number % num_tenants:03}"
         for day in rng.sample(range(num_days), 3):
             at = now - timedelta(days=day, seconds=rng.randint(0, 50))
-            rows.append(_build_usage(rng, ids.get(name, name), name, f"adapter-{number:03}", at))
+            rows.append(build_usage(ids.get(name, name), name, f"adapter-{number:03}", at, rng))
     async with world.gateway.database.write() as connection:
         await connection.execute(usage.insert(), rows)
 
 
-def _build_usage(rng: random.Random, tenant_id: str, name: str, adapter: str, at: datetime) -> dict[str, Any]:
+def build_usage(
+    tenant_id: str, name: str, adapter: str, at: datetime, rng: random.Random | None = None
+) -> dict[str, Any]:
+    """One settled request."""
+    rng = rng or random.Random(at.isoformat())
     prompt = rng.randint(100, 900_000)
     return {
         "request_id": new_public_id("req"),

@@ -59,6 +59,11 @@ class EscalationWorld:
         self.engine = engine
         self.team = self.admin = self.other_team = ""
 
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+        return self.world.url
+
     async def people(self) -> None:
         """Make tenants, keys and a live adapter."""
         await self.world.create_tenant("team-x")

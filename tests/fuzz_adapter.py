@@ -1,43 +1,48 @@
-"""Fuzzing of what reads an adapter's bytes: `make fuzz`, or one target by `python tests/fuzz_adapter.py header`.
+"""Fuzz targets of what reads an adapter's bytes: files, names, templates.
 
-Each target takes any bytes and fails where a promise is broken: no exception but the rules' own, no slow input, what
-is accepted is what the `safetensors` library or plain JSON read too. With atheris the search is led by coverage; the
-tests run the same targets on mutations that hypothesis makes.
+No exception but the rules' own, no slow input; what is accepted is what the `safetensors` library or plain JSON read
+too. `tests/registry/unit/peft/test_fuzz.py` runs some of them on mutations that hypothesis makes.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import struct
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
+from fuzz_target import KILLED_BY_LIMIT, Target, run_forked
 from loraplex_registry.peft import config as config_module
 from loraplex_registry.peft import header as header_module
 from loraplex_registry.peft.errors import AdapterFileError
+from loraplex_registry.peft.file_rule import check_names
 from loraplex_registry.peft.findings import Findings
+from loraplex_registry.peft.limit import MAX_CPU_S as TASK_CPU_S
+from loraplex_registry.peft.limit import limit_task
+from loraplex_registry.peft.magic import judge_side_files
 from loraplex_registry.peft.report import CHECK_NAMES, build_report
+from loraplex_registry.peft.template_process import RenderAnswer, RenderJob, render
+from loraplex_registry.peft.template_rule import judge_template
+from template_texts import STYLES
 
 MAX_CPU_S = 2.0
 _WORDS = (
-    "null",
-    "true",
-    "false",
-    "NaN",
-    "-Infinity",
-    "1e999",
-    "4.0",
-    "[[",
-    "{}",
-    "F16",
-    "I64",
-    "all-linear",
-    "lora_only",
+    b"null",
+    b"true",
+    b"NaN",
+    b"1e999",
+    b"4.0",
+    b"[[",
+    b"{}",
+    b"F16",
+    b"I64",
+    b"shape",
+    b"data_offsets",
+    b"all-linear",
 )
 CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -115,38 +120,56 @@ def fuzz_config(data: bytes) -> None:
     assert plain["peft_type"] == "LORA"
 
 
-TARGETS: dict[str, tuple[Callable[[bytes], None], bytes]] = {
-    "file": (fuzz_header, HEADER_SEED),
-    "header": (fuzz_json, HEADER_SEED[8:-12]),
-    "config": (fuzz_config, CONFIG_SEED),
-}
+def fuzz_tokenizer_config(data: bytes) -> None:
+    """A tokenizer's config beside an adapter: it is looked into for a template, and never more."""
+    _judge_files({"tokenizer_config.json": data})
 
 
-def main() -> None:
-    """Fuzz one target until libFuzzer's own options say stop, or a promise is broken."""
-    try:
-        import atheris
-    except ImportError:
-        sys.exit("Fuzzing led by coverage needs atheris (Linux): .venv/bin/python -m pip install 'atheris>=3'")
-    name = sys.argv.pop(1)
-    target, seed = TARGETS[name]
-    corpus = Path(os.environ.get("LORAPLEX_FUZZ_CORPUS", f".fuzz/{name}"))
-    corpus.mkdir(parents=True, exist_ok=True)
-    (corpus / "seed").write_bytes(seed)
-    words = {word for word in json.dumps([CONFIG, HEADER]).replace('"', " ").split() if word.isascii()}
-    dictionary = corpus.parent / f"{name}.dict"
-    dictionary.write_text("".join(f'"{word}"\n' for word in sorted({*words, *_WORDS}) if "\\" not in word))
-    atheris.instrument_all()
-    options = [
-        f"-dict={dictionary}",
-        "-max_len=4096",
-        "-timeout=10",
-        "-rss_limit_mb=1024",
-        f"-artifact_prefix={corpus.parent}/{name}-",
-    ]
-    atheris.Setup([sys.argv[0], *options, *sys.argv[1:], str(corpus)], target)
-    atheris.Fuzz()
+def fuzz_template_file(data: bytes) -> None:
+    """A template of an adapter as a file: its size, its text and what it might be instead."""
+    _judge_files({"chat_template.jinja": data})
 
 
-if __name__ == "__main__":
-    main()
+def _judge_files(files: dict[str, bytes]) -> None:
+    findings = Findings()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder, name) for name in files}
+        for name, data in files.items():
+            paths[name].write_bytes(data)
+        judge_template(paths, findings, is_rendered=False)
+        judge_side_files(paths, findings)
+    json.dumps([[check.message, check.subject] for check in findings.checks()]).encode()
+
+
+def fuzz_names(data: bytes) -> None:
+    """Names of files: what passes is a plain name, and no step to elsewhere."""
+    names = data.decode("utf-8", "surrogatepass" if data[:1] == b"s" else "replace").split("\n")
+    checks = check_names(names, is_whole=False)
+    json.dumps([[check.message, check.subject] for check in checks]).encode()
+    if all(check.verdict == "pass" for check in checks):
+        assert all(Path(name).name == name and name.isascii() and not name.startswith(".") for name in names)
+
+
+def fuzz_template(data: bytes) -> None:
+    """A template of a tenant, read and rendered as its process does, in a fork that the kernel may end."""
+    job = RenderJob(data.decode("utf-8", "replace"), "What?", {"bos_token": "<s>"})
+
+    def work() -> bytes:
+        limit_task(TASK_CPU_S)
+        return msgspec.json.encode(render(job))
+
+    answer = run_forked(work, KILLED_BY_LIMIT)
+    if answer is not None:
+        msgspec.json.decode(answer, type=RenderAnswer)
+
+
+TEMPLATES = tuple(text.encode() for text in STYLES.values())
+ADAPTER_TARGETS = (
+    Target("weights_file", fuzz_header, (HEADER_SEED,), words=_WORDS),
+    Target("weights_header", fuzz_json, (HEADER_SEED[8:-12],), words=_WORDS),
+    Target("adapter_config", fuzz_config, (CONFIG_SEED,), words=_WORDS),
+    Target("adapter_file_names", fuzz_names, (b"adapter_config.json\nadapter_model.safetensors", b"tokenizer.json")),
+    Target("adapter_tokenizer_config", fuzz_tokenizer_config, (b'{"chat_template": "{{ messages }}"}', b"{}")),
+    Target("adapter_template_file", fuzz_template_file, (*TEMPLATES, b"\x80\x04\x95", b"PK\x03\x04")),
+    Target("adapter_template", fuzz_template, TEMPLATES, words=(b"{%", b"%}", b"{{", b"}}", b"for", b"range(9)")),
+)

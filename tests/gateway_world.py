@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from loraplex.app import Gateway, running_gateway
 from loraplex.db.tables import request, usage
-from loraplex.gateway.server import BoundedProtocol
 from loraplex.settings import Settings
+from loraplex_registry.http.protocol import BoundedProtocol
 from scripted_engine import FINGERPRINT, ScriptedEngine, running_app, running_engine
 from support import linear_shapes, tiny_llama_config, write_adapter, write_base
 
@@ -119,7 +119,7 @@ def check_error(response: httpx.Response, status: int, code: str, param: str | N
     return message
 
 
-async def until(is_true: Callable[[], bool | Awaitable[bool]], timeout_s: float = 5.0) -> None:
+async def until(is_true: Callable[[], bool | Awaitable[bool]], timeout_s: float = 60.0) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(timeout_s):
         while True:

@@ -67,12 +67,12 @@ def planted_server(**options: Any) -> Iterator[Planted]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert is_up.wait(10)
+    assert is_up.wait(60)
     try:
         yield planted
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

@@ -66,7 +66,7 @@ class LivePlatform:
         state: dict[str, Any] = self.ask_engine("/internal/state").json()
         return state
 
-    def wait_idle(self, limit_s: float = 10.0) -> None:
+    def wait_idle(self, limit_s: float = 60.0) -> None:
         """Wait until the engine holds nothing for anybody."""
 
         def is_idle() -> bool:
@@ -81,7 +81,7 @@ class LivePlatform:
         """Get a private path of the engine, or post a body to it."""
         signer = TokenSigner((self.data_dir / "signing.pem").read_bytes())
         identity = Identity(
-            role="admin_readonly",
+            role="admin",
             tenant_id=None,
             tenant=None,
             scopes=(),
@@ -158,7 +158,7 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+def wait_for(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait until a condition holds, and fail after `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():

@@ -17,6 +17,7 @@ from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.problem import CODE_TO_STATUS
 from loraplex_engine.metrics import EngineMetrics, EngineSnapshot
 from loraplex_engine.server.metric import FrontMetrics
+from loraplex_registry.api.metric import RegistryMetrics
 from loraplex_registry.wire.setting import SETTINGS, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,10 +83,15 @@ def _scrapes() -> dict[str, bytes]:
     """What each process answers to a scrape, as text."""
     engine, gateway, front = EngineMetrics(), GatewayMetrics(), FrontMetrics()
     engine.watch(lambda: EngineSnapshot(0.0, *[0] * 15, *[{}] * 5))
-    return {"core": engine.to_text(), "gateway": gateway.render(FleetView()), "front": front.render()}
+    return {
+        "core": engine.to_text(),
+        "gateway": gateway.render(FleetView()),
+        "front": front.render(),
+        "registry": RegistryMetrics().render(),
+    }
 
 
-@pytest.mark.parametrize("process", ["core", "gateway", "front"])
+@pytest.mark.parametrize("process", ["core", "gateway", "front", "registry"])
 def test_every_metric_is_documented(process: str) -> None:
     documented = set(re.findall(r"^\| `(loraplex_[a-z_]+)` \|", _page("metrics.md"), re.MULTILINE))
     exported = set(re.findall(r"^# TYPE (loraplex_[a-z_]+) ", _scrapes()[process].decode(), re.MULTILINE))

@@ -26,13 +26,13 @@ def test_share_of_each_team_is_what_was_sent(tmp_path: Path) -> None:
         keys = {percent: join(platform, tmp_path, base, percent) for percent in PERCENTS}
         for percent, key in keys.items():
             send(platform, key, f"team-{percent}", percent)
-        wait_for(lambda: platform.engine_state()["prefix_history"]["requests"] == len(PERCENTS) * (COUNT + 1), 10)
+        wait_for(lambda: platform.engine_state()["prefix_history"]["requests"] == len(PERCENTS) * (COUNT + 1))
         metrics = platform.engine_metrics()
         assert metrics["loraplex_prompt_tokens_total"] == len(PERCENTS) * (COUNT + 1) * LENGTH
         repeated = sum(COUNT * LENGTH * percent // 100 for percent in PERCENTS)
         assert metrics["loraplex_prompt_tokens_repeated_total"] == repeated
         for percent, key in keys.items():
-            wait_for(lambda key=key: advise(platform, key)["evidence"].get("requests") == COUNT + 1, 10)  # type: ignore[misc]
+            wait_for(lambda key=key: advise(platform, key)["evidence"].get("requests") == COUNT + 1)  # type: ignore[misc]
             found = advise(platform, key)
             assert found["evidence"]["repeated_share"] == round(COUNT * percent / 100 / (COUNT + 1), 6)
             assert found["evidence"]["is_exact"] == "yes"

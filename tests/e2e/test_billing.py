@@ -14,6 +14,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,11 +28,11 @@ import httpx
 import pytest
 
 from byte_client import ByteClient, build_request, connected
-from chaos_world import GATEWAY_PROGRAM, Process
 from conftest import skip_or_fail, upgrade_to_head
 from databases import EmbeddedPostgres, Unavailable
 from platforms import LivePlatform, Team, command_of, create_team, list_children, running_platform, wait_for
 from redis_world import RedisUnavailable, running_redis
+from server_process import ServerProcess
 from support import free_port
 
 BASE = "smollm2-135m"
@@ -363,7 +364,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str,
         yield {"LORAPLEX_DATABASE_URL": url, "LORAPLEX_REDIS_URL": redis.url}
 
 
-def build_second_gateway(platform: LivePlatform, folder: Path, shared: dict[str, str]) -> Process:
+def build_second_gateway(platform: LivePlatform, folder: Path, shared: dict[str, str]) -> ServerProcess:
     """Return a gateway beside a platform's own: the same database, Redis, objects, keys and engine."""
     with platform.management() as client:
         (engine,) = client.list_fleet()
@@ -384,7 +385,7 @@ def build_second_gateway(platform: LivePlatform, folder: Path, shared: dict[str,
         "LORAPLEX_POOLS": json.dumps({"main": {"base": BASE, "engines": [engine.url]}}),
         "LORAPLEX_PARITY_GATE": "off",
     }
-    return Process(["-c", GATEWAY_PROGRAM], environ, folder / "second.log", port, "/readyz")
+    return ServerProcess([sys.executable, "-m", "loraplex", "gateway"], environ, folder / "second.log", port, "/readyz")
 
 
 def check_counts(

@@ -97,14 +97,14 @@ def test_bytes_that_rot_after_upload_end_in_a_quarantine(
     with platform.openai(team.key) as client, pytest.raises(openai.InternalServerError) as caught:
         client.chat.completions.create(model=model, stream=True, **QUESTION)
     assert (caught.value.status_code, caught.value.code) == (503, "digest_mismatch")
-    refusal, before = ask_until(platform, model, 409, limit_s=60)
+    refusal, before = ask_until(platform, model, 409, limit_s=120)
     assert {status for status, _ in before} <= {503}
     assert refusal.startswith("adapter_quarantined: ")
     assert "new version" in refusal
     assert (ask(platform, BASE), ask(platform, team.name)[0]) == (healthy, 200)
 
     with platform.management() as client:
-        wait_for(lambda: client.get_version(team.name, name, 1).state == "quarantined", 5)
+        wait_for(lambda: client.get_version(team.name, name, 1).state == "quarantined")
         shown = client.get_version(team.name, name, 1)
         assert shown.quarantine is not None
         assert (shown.quarantine.reason, shown.promoted) == ("load_failed", True)
@@ -122,7 +122,7 @@ def test_bytes_that_rot_after_upload_end_in_a_quarantine(
     assert platform.cli("adapters", "release", full, key=team.key).returncode != 0
     released = platform.cli("adapters", "release", full)
     assert released.returncode == 0, released.stderr
-    text, _ = ask_until(platform, model, 200, limit_s=20)
+    text, _ = ask_until(platform, model, 200, limit_s=120)
     assert "Arrr" in text
     assert model in [found.id for found in platform.openai().models.list()]
 
@@ -143,6 +143,6 @@ def test_files_that_vanish_fail_their_own_requests_until_they_are_back(
             time.sleep(1)
         assert client.get_version(team.name, name, 1).state == "ready"
     (tmp_path / "away").rename(folder)
-    text, before = ask_until(platform, model, 200, limit_s=40)
+    text, before = ask_until(platform, model, 200, limit_s=120)
     assert "Arrr" in text
     assert {status for status, _ in before} <= {503}

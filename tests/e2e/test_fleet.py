@@ -177,12 +177,12 @@ async def test_a_rolling_restart_under_sixteen_streams_fails_none(
     tasks = [asyncio.create_task(go_on(index)) for index in range(int(long(6, NUM_STREAMS)))]
     for process in world.processes[: int(long(1, 3))]:
         name = name_of(world, process)
-        await until(lambda name=name: world.begun[name] >= 1, 20)
+        await until(lambda name=name: world.begun[name] >= 1)
         assert await process.end() == 0, process.log
         process.start()
-        await until(lambda: world.num_serving < 3, 10)
+        await until(lambda: world.num_serving < 3)
         await world.wait_serving(3)
-        await until(lambda name=name: world.begun[name] >= 1, 20)
+        await until(lambda name=name: world.begun[name] >= 1)
     is_over.set()
     await asyncio.gather(*tasks)
     failed = [one for one in ended if not one.is_whole]

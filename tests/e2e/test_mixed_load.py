@@ -69,7 +69,7 @@ def test_two_hundred_mixed_requests_leave_nothing_behind(platform: LivePlatform,
     with ThreadPoolExecutor(16) as pool:
         sorts = list(pool.map(load.send, range(_NUM_REQUESTS)))
     assert len(set(sorts)) == 5
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (state := platform.engine_state())["running"] + state["waiting"] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (state["running"], state["waiting"], state["open_requests"]) == (0, 0, 0)

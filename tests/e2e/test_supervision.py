@@ -62,4 +62,4 @@ def test_killed_engine_comes_back_with_its_adapters_and_a_killed_supervisor_take
         everything = list_children(platform.process.pid)
         assert len(everything) >= 3
         platform.process.kill()
-        wait_for(lambda: not any(map(is_running, everything)), 10)
+        wait_for(lambda: not any(map(is_running, everything)))

@@ -13,12 +13,24 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {"loraplex": "platform", "loraplex_engine": "engine", "loraplex_registry": "adapters_registry"}
 DOORS = {
-    "loraplex": ("loraplex_engine.wire", "loraplex_registry.wire", "loraplex_registry.peft"),
-    "loraplex_engine": ("loraplex_registry.wire", "loraplex_registry.peft"),
+    "loraplex": ("loraplex_engine.wire", "loraplex_registry.wire", "loraplex_registry.peft", "loraplex_registry.http"),
+    "loraplex_engine": ("loraplex_registry.wire", "loraplex_registry.peft", "loraplex_registry.http"),
     "loraplex_registry": (),
 }
-# The one composition root that may hold the registry as a library, and the one command that migrates.
-COMPOSITION = {("loraplex.app", "loraplex_registry.app"), ("loraplex.cli.db", "loraplex_registry.app")}
+# The one composition root that may hold the registry as a library, and the commands that migrate, compare or examine.
+COMPOSITION = {
+    (module, "loraplex_registry.app")
+    for module in (
+        "loraplex.app",
+        "loraplex.cli.db",
+        "loraplex.cli.backup",
+        "loraplex.cli.config",
+        "loraplex.cli.doctor",
+        "loraplex.backup.create",
+        "loraplex.backup.verify",
+        "loraplex.backup.restore",
+    )
+}
 HEAVY = ("torch", "transformers", "peft", "triton", "safetensors")
 SERVER_SIDE = ("sqlalchemy", "litestar", "alembic", "uvicorn")
 
@@ -66,6 +78,7 @@ def test_part_enters_the_others_only_by_their_doors(part: str) -> None:
     [
         ("loraplex_registry.wire", (*HEAVY, *SERVER_SIDE)),
         ("loraplex_registry.peft", (*HEAVY, *SERVER_SIDE, "httpx")),
+        ("loraplex_registry.http", (*HEAVY, "sqlalchemy", "litestar", "alembic", "httpx")),
         ("loraplex_engine.wire", (*HEAVY, *SERVER_SIDE)),
         ("loraplex_engine.scheduling", HEAVY),
         ("loraplex_engine.slots", HEAVY),

@@ -80,7 +80,7 @@ def test_streamed_and_whole_answers_to_random_requests_are_equal(part: Part, lon
     assert not unequal, (len(unequal), unequal[:3])
     print(f"{count - len(refused)} of {count} equal; refused for {sorted({field for field, _ in refused})}")
     assert len(refused) < count / 2, refused
-    wait_for(lambda: is_idle(part.world), 10)
+    wait_for(lambda: is_idle(part.world))
 
 
 @pytest.mark.endure
@@ -96,7 +96,7 @@ def test_odd_requests_break_nothing(part: Part, long: Long) -> None:
     report: FuzzReport = asyncio.run(run_fuzz((url.hostname, url.port), odds, int(long(300, 20_000))))
     print(f"{report.describe()} in {time.monotonic() - started:.0f} s")
     assert not report.faults, "\n".join([f"{len(report.faults)} faults", *report.faults[:20]])
-    wait_for(lambda: is_idle(part.world), 10)
+    wait_for(lambda: is_idle(part.world))
     assert part.post("/v1/completions", probe).json()["choices"] == before
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -53,12 +55,19 @@ def registry() -> Iterator[ArtifactServer]:
 
 
 def _wait(loader: LoaderProcess) -> PackedAdapter | LoadFailed:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if results := loader.take_finished():
             return results[0]
         time.sleep(0.005)
     raise AssertionError("the loader says nothing")
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("delay_s", [None, 0.0, 0.01, 0.03, 0.06])
@@ -94,3 +103,38 @@ def test_a_loader_killed_at_any_moment_fails_the_load_and_the_next_one_starts_cl
     assert isinstance(result, PackedAdapter)
     assert (result.facts.disk_adapters, result.facts.disk_evictions) == (1, 0)
     AdapterDisk(tmp_path / "adapters", spec, None).cache.check_integrity()
+
+
+def test_a_loader_that_hangs_is_found_by_its_silence_and_one_that_is_slow_is_left_alone(
+    base: Path, registry: ArtifactServer, tmp_path: Path
+) -> None:
+    spec = load_spec(base)
+    folder = write_adapter(tmp_path / "a", base, rank=16, targets=ALL_TARGETS)
+    digest = AdapterDisk(tmp_path / "other", spec, None).put(folder)
+    registry.folders[digest] = folder
+    facts = {"base": spec, "base_dir": str(base), "dtype": "float32", "max_disk_bytes": 1 << 30}
+    now = [0.0]
+    loader = LoaderProcess(
+        cache_dir=str(tmp_path), registry_url=registry.url, engine_key=KEY, silence_s=60, clock=lambda: now[0], **facts
+    )
+    registry.stalled = digest
+    loader.start(digest)
+    slow = loader._process
+    for _ in range(2):
+        now[0] += 59
+        _wait_until(lambda: loader.take_finished() == [] and loader._heard_at == now[0])
+    assert slow is not None
+    os.kill(slow.pid, signal.SIGSTOP)
+    time.sleep(0.1)
+    assert loader.take_finished() == []
+    now[0] += 61
+    (failed,) = loader.take_finished()
+    assert isinstance(failed, LoadFailed)
+    assert (failed.digest, failed.is_content, slow.poll()) == (digest, False, -signal.SIGKILL)
+    registry.stalled = ""
+    registry.resume.set()
+    loader.start(digest)
+    while isinstance(result := _wait(loader), LoadFailed):
+        loader.start(digest)
+    loader.close()
+    assert isinstance(result, PackedAdapter)

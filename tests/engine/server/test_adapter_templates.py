@@ -98,7 +98,7 @@ async def test_a_hostile_template_is_a_refusal_and_others_go_on(tmp_path: Path, 
                 await reader.ids(CHAT, digest(1))
             assert refusal.value.param == "messages"
             # a second on an idle machine; one that runs tests has other things to do
-            assert time.monotonic() - began_at < 5
+            assert time.monotonic() - began_at < 30
         assert await reader.ids(CHAT, digest(2)) == good
 
 

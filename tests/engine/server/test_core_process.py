@@ -55,7 +55,7 @@ def build_core(folder: Path, client: CoreClient, behaviour: str = "", **settings
 async def running(core: CoreProcess, client: CoreClient) -> AsyncIterator[None]:
     task = asyncio.create_task(core.run())
     try:
-        await until(lambda: client.is_ready, 20)
+        await until(lambda: client.is_ready)
         yield
     finally:
         await core.stop()
@@ -94,7 +94,7 @@ async def test_a_killed_core_fails_its_requests_and_comes_back(tmp_path: Path) -
         lost = await request
         assert (lost.finish, lost.error and lost.error.code) == ("error", "replica_failed")
         assert client.num_open == 0
-        await until(lambda: client.is_ready, 20)
+        await until(lambda: client.is_ready)
         assert core.pid != first
         assert core.num_restarts == 1
         assert (await finish_of(client, "b")).finish == "stop"
@@ -121,7 +121,7 @@ async def test_a_core_that_falls_silent_is_replaced(tmp_path: Path, caplog: pyte
         assert lost.error.code == "replica_failed"
         assert core.num_stuck == 1
         assert "open requests: stuck-0 (base)" in caplog.text
-        await until(lambda: client.is_ready and core.pid != first, 20)
+        await until(lambda: client.is_ready and core.pid != first)
 
 
 async def test_a_core_that_compiles_may_be_silent_for_longer(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ async def test_a_new_core_is_asked_for_the_adapters_of_the_last_one(tmp_path: Pa
             pid = core.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            await until(lambda pid=pid: client.is_ready and core.pid != pid, 20)
+            await until(lambda pid=pid: client.is_ready and core.pid != pid)
             state = await client.call(GetState, 5)
             assert isinstance(state, dict)
             loads = [(call["digest"], call["pin"]) for call in state["calls"] if call["type"] == "load"]
@@ -181,7 +181,7 @@ async def test_a_core_that_speaks_nonsense_is_replaced(tmp_path: Path) -> None:
             patch.setattr(core_process.messages, "decode_to_front", refuse)
             lost = await finish_of(client, "a")
         assert lost.error is not None
-        await until(lambda: client.is_ready, 20)
+        await until(lambda: client.is_ready)
         assert core.pid != first
 
 

@@ -66,7 +66,7 @@ async def test_a_core_that_never_answers_an_abort_cannot_hold_a_request(monkeypa
         if finish == "abort":
             generation.cancel()
             generation.cancel()
-        done = await asyncio.wait_for(generation.settle(), 2)
+        done = await asyncio.wait_for(generation.settle(), 30)
         assert (done.finish, done.completion_tokens, closed) == (finish, 2, [done])
         assert core.aborted == [("r-0", finish)]
 
@@ -77,7 +77,7 @@ async def test_what_a_core_says_after_all_is_too_late_to_be_counted(monkeypatch:
     generation, closed = build(core)
     core.say("r-0", "ab")
     generation.cancel()
-    done = await asyncio.wait_for(generation.settle(), 2)
+    done = await asyncio.wait_for(generation.settle(), 30)
     core.say("r-0", "cd", "abort")
     assert closed == [done] == [generation.done()]
     assert done.completion_tokens == 2

@@ -70,7 +70,7 @@ async def test_leaving_the_client_aborts_the_request(rig: Rig, client: EngineCli
     async with generate(client, CHAT | {"stream": True}) as answer:
         async for _ in answer.events():
             break
-    await until(lambda: rig.core.aborted, 2)
+    await until(lambda: rig.core.aborted, 10)
 
 
 async def test_abort_answers_what_the_request_cost_and_again_later(rig: Rig, client: EngineClient) -> None:
@@ -144,7 +144,13 @@ async def test_a_load_that_fails_keeps_its_code(rig: Rig, client: EngineClient) 
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "digest_mismatch")
 
 
-@pytest.mark.parametrize(("digest", "body"), [("sha256:xy", {"pin": True}), (DIGEST, {"pin": 1}), (DIGEST, {"x": 1})])
+async def test_what_a_newer_gateway_says_beside_a_load_is_passed_over(rig: Rig) -> None:
+    answer = await rig.http.put(f"/internal/adapters/{DIGEST}", json={"pin": True, "urgency": "high"})
+    assert answer.status_code == 200
+    assert [call.pin for call in rig.core.calls] == [True]
+
+
+@pytest.mark.parametrize(("digest", "body"), [("sha256:xy", {"pin": True}), (DIGEST, {"pin": 1})])
 async def test_a_bad_load_is_refused(rig: Rig, digest: str, body: dict[str, Any]) -> None:
     assert (await rig.http.put(f"/internal/adapters/{digest}", json=body)).status_code == 400
     assert rig.core.calls == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,11 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 
 def test_the_front_imports_nothing_heavy() -> None:
-    started = time.monotonic()
     out = subprocess.run(
         [sys.executable, "-c", PROGRAM, *HEAVY], capture_output=True, text=True, check=True, timeout=60
     ).stdout.splitlines()
     assert out[0] == "[]"
     assert int(out[1]) < 160 * 1024, "KiB"
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("module", ["client", "openai", "done", "messages", "stream", "strict_json"])

@@ -50,7 +50,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize("path", [CHAT_PATH, "/v1/tokenize"])
 async def test_a_prompt_that_takes_longer_than_the_deadline_is_given_up(rig: Rig, stuck: Stuck, path: str) -> None:
-    answer = await asyncio.wait_for(rig.post(path, CHAT, x_loraplex_deadline_ms="100"), 5)
+    answer = await asyncio.wait_for(rig.post(path, CHAT, x_loraplex_deadline_ms="100"), 60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
     await until(lambda: stuck.num_ended == 1)
     assert (rig.core.added, rig.front.log.num_open) == ([], 0)
@@ -62,13 +62,13 @@ async def test_a_prompt_whose_client_goes_is_given_up(rig: Rig, stuck: Stuck, ho
         await client.send(build_request(CHAT_PATH, json.dumps(CHAT).encode(), {"authorization": f"Bearer {sign()}"}))
         await until(lambda: stuck.num_begun == 1)
         client.leave(how)
-        await until(lambda: stuck.num_ended == 1, 1)
+        await until(lambda: stuck.num_ended == 1, 10)
     assert (rig.core.added, rig.front.log.num_open) == ([], 0)
 
 
 async def test_a_thread_that_ends_with_stop_iteration_is_told() -> None:
     with pytest.raises(RuntimeError, match="StopIteration"):
-        await asyncio.wait_for(run_in_thread(lambda: next(iter(()))), 1)
+        await asyncio.wait_for(run_in_thread(lambda: next(iter(()))), 30)
 
 
 def test_all_work_in_threads_of_the_front_goes_one_way() -> None:

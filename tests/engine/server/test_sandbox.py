@@ -78,7 +78,7 @@ async def test_a_hostile_template_is_refused_within_a_second(sandbox: Sandbox, n
             await render(sandbox, HOSTILE[name])
         assert caught.value.param == "messages"
     # a second on an idle machine; one that runs tests has other things to do
-    assert time.monotonic() - began_at < 5
+    assert time.monotonic() - began_at < 30
     assert await render(sandbox, SIMPLE) == "<s>user: Hi \U0001fae0\n"
     assert sandbox.num_starts == 1
 

@@ -52,33 +52,33 @@ async def test_a_client_that_never_reads_ends_within_its_bounds(
     num_choices = fields.get("n", 1)
     most = 0
     with deaf_client(rig, BODY | fields):
-        await until(lambda: len(rig.core.added) == num_choices, 15)
+        await until(lambda: len(rig.core.added) == num_choices)
 
         def is_aborted() -> bool:
             nonlocal most
             most = max(most, pending_bytes(rig))
             return len(rig.core.aborted) == num_choices
 
-        await until(is_aborted, 30)
+        await until(is_aborted)
         assert {reason for _, reason in rig.core.aborted} == {"abort"}
         assert most < 2 * LIMIT
-        await until(lambda: rig.front.log.num_open == 0, 15)
+        await until(lambda: rig.front.log.num_open == 0)
         assert rig.core.num_running == 0
 
 
 async def test_others_get_their_answers_beside_a_client_that_never_reads(rig: Rig) -> None:
     with deaf_client(rig, BODY):
-        await until(lambda: rig.core.added, 15)
+        await until(lambda: rig.core.added)
         for is_stream in (True, False):
             response = await rig.post(PATH, BODY | {"stream": is_stream, "max_tokens": 100})
             assert response.status_code == 200
             assert '"finish_reason":"length"' in response.text
-        await until(lambda: rig.core.aborted, 30)
-    await until(lambda: rig.front.log.num_open == 0, 15)
+        await until(lambda: rig.core.aborted)
+    await until(lambda: rig.front.log.num_open == 0)
 
 
 async def test_a_short_answer_that_nobody_reads_holds_nothing_in_the_core(rig: Rig) -> None:
     with deaf_client(rig, BODY | {"max_tokens": 500}):
-        await until(lambda: rig.core.added and not rig.core.num_running, 15)
-        await until(lambda: rig.front.log.num_open == 0, 15)
+        await until(lambda: rig.core.added and not rig.core.num_running)
+        await until(lambda: rig.front.log.num_open == 0)
     assert rig.core.aborted == []

@@ -198,7 +198,7 @@ def test_grammar_that_is_too_ambiguous_fails_in_time_and_tells_nothing_of_the_te
     started_at = time.monotonic()
     while guide.state is GuideState.READY:
         world.advance(guide, rng.choice(world.allowed(guide)))
-        assert time.monotonic() - started_at < 5
+        assert time.monotonic() - started_at < 60
     assert guide.state is GuideState.FAILED
     assert "Too many items" in str(guide.error)
     assert "⟦" not in str(guide.error)

@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from dashboard_world import Browser, find_unsafe, read_text
 from gateway_world import ADMIN_KEY, GatewayWorld, check_error, enclosed_world
 from loraplex.dashboard.asset import Assets
-from loraplex.dashboard.login_limit import LoginLimit
 from loraplex.db.tables import dashboard_session
 
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -277,38 +276,3 @@ class TestPages:
         assert find_unsafe(page) == []
         assert " ".join(payload.split()) in read_text(page)
         assert "&lt;script&gt;alert(1)" in page
-
-
-class TestLoginLimit:
-    """How tries are counted."""
-
-    def test_an_address_and_a_key_id_have_five_tries_each(self) -> None:
-        now = 100.0
-        limit = LoginLimit(lambda: now)
-        for number in range(5):
-            assert limit.find_wait_s("10.0.0.1", f"lpx_other{number:05}") is None
-            limit.note_failure("10.0.0.1", f"lpx_other{number:05}")
-        assert limit.find_wait_s("10.0.0.1", "lpx_aaaaaaaaaa_x") == 61
-        assert limit.find_wait_s("10.0.0.2", "lpx_aaaaaaaaaa_x") is None
-        for number in range(5):
-            limit.note_failure(f"10.0.1.{number}", f"lpx_aaaaaaaaaa_{number}")
-        assert limit.find_wait_s("10.0.0.2", "lpx_aaaaaaaaaa_y") == 61
-        assert limit.find_wait_s("10.0.0.2", "lpx_bbbbbbbbbb_y") is None
-        now += 60.0
-        assert limit.find_wait_s("10.0.0.1", "lpx_aaaaaaaaaa_x") is None
-
-    def test_a_host_with_a_network_of_addresses_is_one(self) -> None:
-        limit = LoginLimit(lambda: 0.0)
-        for number in range(5):
-            limit.note_failure(f"2001:db8::{number}", f"key{number}")
-        assert limit.find_wait_s("2001:db8::ffff", "other") is not None
-        assert limit.find_wait_s("2001:db9::1", "other") is None
-        for number in range(5):
-            limit.note_failure("::ffff:10.0.0.9", f"mapped{number}")
-        assert limit.find_wait_s("10.0.0.9", "other") is not None
-
-    def test_what_it_remembers_is_bounded(self) -> None:
-        limit = LoginLimit(lambda: 0.0)
-        for number in range(12_000):
-            limit.note_failure(f"10.{number >> 16}.{(number >> 8) & 255}.{number & 255}", f"key{number}")
-        assert len(limit._tries) <= 10_002

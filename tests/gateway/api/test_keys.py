@@ -162,7 +162,7 @@ class TestRotation:
 
     async def test_both_keys_work_until_the_overlap_is_over(self, world: GatewayWorld) -> None:
         old = await create(world, owner="ada", scopes=["infer", "usage:read"], limits=ALL, priority=4)
-        new = await rotate(world, old["id"], overlap_s=1)
+        new = await rotate(world, old["id"], overlap_s=3)
         assert new["rotated_from"] == old["id"]
         assert new["created_by"] == "bootstrap"
         same = ("name", "owner", "role", "scopes", "limits", "priority", "expires_at")
@@ -172,7 +172,7 @@ class TestRotation:
         assert await works(world, new["key"])
         told = check_error(await world.call("POST", f"{KEYS}/{old['id']}/rotate", json={}), 409, "conflict")
         assert new["id"] in told
-        await asyncio.sleep(1.05)
+        await asyncio.sleep(3.05)
         check_error(await world.call("GET", "/v1/models", key=old["key"]), 401, "invalid_api_key")
         assert await works(world, new["key"])
         check_error(await world.call("POST", f"{KEYS}/{old['id']}/rotate", json={}), 409, "conflict")

@@ -155,7 +155,7 @@ class Serving:
         assert (await world.show(public_id))["state"] == "registered"
         assert await world.live() == [(1, 100)]
         world.engine.serve_full("team-x-full-v1", FULL)
-        assert (await world.do(public_id, "activate", wait_s=5)).status_code == 200
+        assert (await world.do(public_id, "activate", wait_s=60)).status_code == 200
         world.engine.state_changes["is_ready"] = False
         await world.world.gateway.fleet.poll()
         answer = await world.world.complete("team-x", "answer", world.team)
@@ -168,7 +168,7 @@ class Serving:
         world.engine.state_changes["is_ready"] = False
         public_id = await world.lead_to("registered")
         await world.world.gateway.fleet.poll()
-        activating = asyncio.create_task(world.do(public_id, "activate", wait_s=20))
+        activating = asyncio.create_task(world.do(public_id, "activate", wait_s=60))
         await asyncio.sleep(0.5)
         assert not activating.done()
         world.engine.state_changes["is_ready"] = True
@@ -474,7 +474,7 @@ class Time:
         assert (await world.show(public_id))["state"] == "expired"
         listed = await world.world.call("GET", "/api/v1/escalations?state=expired", key=world.admin)
         assert [one["id"] for one in listed.json()["data"]] == [public_id]
-        await until(lambda: has_step(world, public_id, "expire"), 10)
+        await until(lambda: has_step(world, public_id, "expire"))
         check_error(await world.do(public_id, "approve", **build_approval()), 409, "conflict", "state")
 
     async def what_nobody_reviews_is_overdue_and_stays_where_it_is(world: EscalationWorld) -> None:
@@ -482,7 +482,7 @@ class Time:
         await set_columns(world, public_id, review_at=ago(1))
         shown = await world.show(public_id)
         assert (shown["state"], shown["is_overdue"], shown["verbs"]) == ("overdue", True, ["revert", "extend", "close"])
-        await until(lambda: has_step(world, public_id, "lapse"), 10)
+        await until(lambda: has_step(world, public_id, "lapse"))
         assert await world.live() == [(shown["full"]["version"], 100)]
         report = (await world.world.call("GET", "/api/v1/escalations/report", key=world.admin)).json()
         assert (report["num_overdue"], report["num_active"]) == (1, 1)
@@ -491,7 +491,7 @@ class Time:
     async def or_is_reverted_once_if_so_agreed(world: EscalationWorld) -> None:
         public_id = await world.lead_to("active", on_overdue="revert")
         await set_columns(world, public_id, review_at=ago(1))
-        await until(lambda: has_step(world, public_id, "revert"), 10)
+        await until(lambda: has_step(world, public_id, "revert"))
         assert await world.live() == [(1, 100)]
         assert (await world.show(public_id))["state"] == "registered"
         message = check_error(await world.do(public_id, "activate"), 409, "conflict", "state")
@@ -506,7 +506,7 @@ class Time:
         public_id = await world.lead_to("active")
         await world.world.call("DELETE", "/api/v1/tenants/team-x/adapters/default", key=world.team)
         await set_columns(world, public_id, changed_at=ago(60))
-        await until(lambda: has_step(world, public_id, "close"), 10)
+        await until(lambda: has_step(world, public_id, "close"))
         assert (await world.show(public_id))["state"] == "closed"
 
 

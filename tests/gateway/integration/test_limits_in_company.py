@@ -35,7 +35,7 @@ async def count_answered(world: GatewayWorld, key: str, num_calls: int) -> int:
     """Make calls at once and return how many were answered; none takes long, and the others are told when to come."""
     begun = time.monotonic()
     answers = await asyncio.gather(*(ask(world, key) for _ in range(num_calls)))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30
     assert {answer.status_code for answer in answers} <= {200, 429}
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers if answer.status_code == 429)
     return sum(answer.status_code == 200 for answer in answers)

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gateway_world import until
 from scripted_engine import running_engine
 from support import free_port
 
@@ -168,3 +169,45 @@ async def test_a_taken_port_is_said(database_url: str, tmp_path: Path) -> None:
     async with server, gateway_process(tmp_path, LORAPLEX_LISTEN=f"127.0.0.1:{port}") as gateway:
         assert await gateway.wait() == 2
     assert f"127.0.0.1:{port}" in gateway.log
+
+
+async def test_sighup_reads_pools_and_level_anew_and_says_what_it_does_not(database_url: str, tmp_path: Path) -> None:
+    pools, level, drain = (tmp_path / name for name in ("pools", "level", "drain"))
+    pools.write_text("{}")
+    level.write_text("info")
+    drain.write_text("1")
+    files = {
+        "LORAPLEX_POOLS_FILE": str(pools),
+        "LORAPLEX_LOG_LEVEL_FILE": str(level),
+        "LORAPLEX_DRAIN_S_FILE": str(drain),
+    }
+    async with running_engine() as engine, gateway_process(tmp_path, **files) as gateway:
+        await gateway.wait_until_listening()
+        bearer = {"authorization": f"Bearer {(tmp_path / 'admin.key').read_text().strip()}"}
+        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, headers=bearer) as http:
+            assert (await http.get("/api/v1/fleet")).json()["data"] == []
+            pools.write_text("not JSON")
+            level.write_text("debug")
+            gateway.process.send_signal(signal.SIGHUP)
+            await _read_until(gateway, "LORAPLEX_LOG_LEVEL is read anew")
+            assert "LORAPLEX_POOLS stays as it was" in gateway.log
+            assert '"level":"debug"' not in gateway.log
+            await http.get("/healthz")
+            await _read_until(gateway, '"level":"debug"')
+            pools.write_text(json.dumps({"main": {"base": "tiny", "engines": [engine.url]}}))
+            drain.write_text("2")
+            gateway.process.send_signal(signal.SIGHUP)
+            await _read_until(gateway, "LORAPLEX_DRAIN_S has changed in its file; it is read at the next start")
+            assert "LORAPLEX_POOLS is read anew" in gateway.log
+
+            async def is_known() -> bool:
+                return [one["url"] for one in (await http.get("/api/v1/fleet")).json()["data"]] == [engine.url]
+
+            await until(is_known, 20)
+
+
+async def _read_until(gateway: Process, words: str) -> None:
+    assert gateway.process.stderr is not None
+    async with asyncio.timeout(20):
+        while words not in gateway.log:
+            gateway.log += (await gateway.process.stderr.readline()).decode()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from byte_client import LEAVES, connected
-from loraplex.gateway import server
 from loraplex.gateway.drain import Drain
 from loraplex.gateway.server import GatewayServer, bind
+from loraplex_registry.http import protocol
 from scripted_core import until
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -26,7 +26,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(server, "_HEADERS_S", 0.4)
+    monkeypatch.setattr(protocol, "HEAD_S", 0.4)
     with bind("127.0.0.1", 0) as listening:
         serving = GatewayServer(answer, Drain(), 0)
         task = asyncio.create_task(serving.serve(sockets=[listening]))
@@ -39,7 +39,7 @@ async def test_a_connection_that_sends_no_headers_is_closed(port: int) -> None:
     for begun in (b"", b"GET / HTTP/1.1\r\nhost:"):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begun)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.close()
 
@@ -51,7 +51,7 @@ async def test_a_kept_connection_may_wait_but_not_dawdle(port: int) -> None:
         assert b"204" in await reader.readuntil(b"\r\n\r\n")
         await asyncio.sleep(0.6)
     writer.write(REQUEST[:10])
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         assert await reader.read() == b""
     writer.close()
 
@@ -67,7 +67,7 @@ async def test_a_kept_connection_may_wait_but_not_dawdle(port: int) -> None:
 async def test_headers_beyond_the_bound_are_refused_and_the_connection_closed(port: int, headers: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\n" + headers)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(60):
         assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
         with suppress(ConnectionError):
             assert b"204" not in await reader.read()
@@ -92,7 +92,7 @@ async def flood(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_BLOCKED_S", 0.4)
+    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_S", 0.4)
     with bind("127.0.0.1", 0) as listening:
         serving = GatewayServer(flood, Drain(), 0)
         task = asyncio.create_task(serving.serve(sockets=[listening]))
@@ -100,7 +100,7 @@ async def test_a_client_that_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPa
         writer.write(REQUEST)
         connections = serving.server_state.connections
         for is_open in (True, False):
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(60):
                 while bool(connections) is not is_open:  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(0.01)
         writer.transport.abort()
@@ -140,7 +140,7 @@ async def test_a_client_that_goes_is_noticed_at_once(how: str, num_queued: int) 
         await until(lambda: app.num_asked == 1)
         await asyncio.sleep(0.05)
         client.leave(how)
-        await until(lambda: app.num_gone == 1, 1)
+        await until(lambda: app.num_gone == 1, 10)
         assert app.num_asked == 1
 
 
@@ -149,7 +149,7 @@ async def test_who_sends_on_and_on_while_it_is_answered_is_cut_off() -> None:
     async with serving_app(app) as (_, address), connected(address) as client:
         with pytest.raises(ConnectionError):
             await client.send(REQUEST * 2_000_000, piece=4096)
-        await until(lambda: app.num_gone == 1, 1)
+        await until(lambda: app.num_gone == 1, 10)
 
 
 async def test_what_is_no_http_is_told_so_in_the_shape_of_errors() -> None:
@@ -169,10 +169,10 @@ async def test_a_connection_that_is_to_end_does_not_wait_for_ever_for_its_client
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The client takes so much that the server may write again, and then nothing."""
-    monkeypatch.setattr(server, "_BLOCKED_S", 2.0)
+    monkeypatch.setattr(protocol, "WRITE_TIMEOUT_S", 2.0)
     async with serving_app(pour) as (serving, address), connected(address) as client:
         connections = serving.server_state.connections
-        await until(lambda: connections, 20)
+        await until(lambda: connections)
         [connection] = connections
         # or the two sockets would hold what the client does not take
         for end, option in ((client.writer, socket.SO_RCVBUF), (connection.transport, socket.SO_SNDBUF)):
@@ -180,12 +180,12 @@ async def test_a_connection_that_is_to_end_does_not_wait_for_ever_for_its_client
         connection.transport.set_write_buffer_limits(high=7_000_000, low=6_000_000)
         client.writer.transport.pause_reading()
         await client.send(REQUEST)
-        await until(connection.transport.is_closing, 20)
+        await until(connection.transport.is_closing)
         client.writer.transport.resume_reading()
         while connection.flow.write_paused:  # noqa: ASYNC110 - a pause would let the client take the rest
             await asyncio.sleep(0)
         client.writer.transport.pause_reading()
-        await until(lambda: not connections, 20)
+        await until(lambda: not connections)
 
 
 async def test_draining_begins_at_once_and_expires_later() -> None:
@@ -197,7 +197,7 @@ async def test_draining_begins_at_once_and_expires_later() -> None:
             await asyncio.sleep(0.01)
         serving.stop()
         assert drain.has_begun
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             await drain.wait_expired()
             await task
 
@@ -210,7 +210,7 @@ async def refuse(scope: Any, receive: Any, send: Any) -> None:
 async def test_body_that_goes_on_after_its_refusal_is_cut_off_and_a_short_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "_REST_S", 0.4)
+    monkeypatch.setattr(protocol, "REST_S", 0.4)
     with bind("127.0.0.1", 0) as listening:
         serving = GatewayServer(refuse, Drain(), 0)
         task = asyncio.create_task(serving.serve(sockets=[listening]))
@@ -221,7 +221,7 @@ async def test_body_that_goes_on_after_its_refusal_is_cut_off_and_a_short_one_is
         await asyncio.sleep(0.6)
         writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100000000\r\n\r\nb")
         assert b"401" in await reader.readuntil(b"\r\n\r\n")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(60):
             with suppress(ConnectionError):
                 assert await reader.read() == b""
         writer.transport.abort()

@@ -54,7 +54,7 @@ async def read(*models: str, adapters: tuple[AdapterName, ...] = (adapter("defau
 
     names = NameIndex(fetch, lambda: 1, {"team-x": "id-team-x"}.get)
     pool = Pool("main", "base", ("http://a",), None, tuple(Pin(model) for model in models))
-    return await DesiredState([pool], names, find_broken).read()
+    return await DesiredState(lambda: [pool], names, find_broken).read()
 
 
 async def read_one(model: str, *adapters: AdapterName) -> PinGoal:

@@ -157,7 +157,7 @@ def test_a_server_that_is_not_there_costs_seconds(s3_url: str, tmp_path: Path) -
     with pytest.raises(StoreUnavailableError, match="does not answer"):
         store.find_manifest(DIGEST)
     store.close()
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
 
 
 def test_large_files_go_in_parts_and_come_back(store: S3Store, tmp_path: Path) -> None:

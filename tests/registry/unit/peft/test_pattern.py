@@ -24,7 +24,7 @@ def test_a_catastrophic_expression_is_ended_in_bounded_time(source: str) -> None
     begin = time.monotonic()
     with pytest.raises(PatternError, match="processor time"):
         match_patterns([full(source)], NAMES)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_many_fairly_slow_expressions_share_one_bound() -> None:
@@ -32,7 +32,7 @@ def test_many_fairly_slow_expressions_share_one_bound() -> None:
     begin = time.monotonic()
     with pytest.raises(PatternError, match=r"processor time"):
         match_patterns(slow, NAMES)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize("source", ["(", "a{2,1}", "[z-a]", "(?P<x>a)(?P<x>b)", "*", "a{1,99999999999}", "\\"])
