@@ -7,9 +7,11 @@ from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.dashboard.asset import Assets
+from loraplex.dashboard.board import Board
 from loraplex.dashboard.door import SessionDoor
 from loraplex.dashboard.live import Streams
 from loraplex.dashboard.login_limit import LoginLimit
+from loraplex.dashboard.lookout import Lookout
 from loraplex.dashboard.page import HEADERS, Pages
 from loraplex.dashboard.parts import Parts
 from loraplex.dashboard.routes.adapter_acts import build_adapter_acts
@@ -37,7 +39,14 @@ def build_dashboard(parts: Parts) -> Litestar:
     pages = Pages(assets)
     sessions = Sessions(parts.database)
     door = SessionDoor(sessions, parts.authenticator, parts.freshen_keys, pages)
-    desk = Desk(parts=parts, pages=pages, streams=Streams(door, parts.drain))
+    board = Board(parts.database, parts.stats)
+    desk = Desk(
+        parts=parts,
+        pages=pages,
+        streams=Streams(door, parts.drain),
+        board=board,
+        lookout=Lookout(parts, board),
+    )
     # in the order of the menu
     sections: list[Section] = [
         build_overview(desk),

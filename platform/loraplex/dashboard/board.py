@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import OrderedDict
-
+from loraplex.dashboard.memo import Memo
 from loraplex.db.database import Database
 from loraplex.stats.recorder import StatsRecorder
 from loraplex.stats.report import StatsQuery, StatsReport, read_stats
 
 _FRESH_S = 3.0
-_MAX_REPORTS = 64
 
 
 class Board:
-    """Reports of the last seconds, by what was asked; who asks meanwhile waits for the same answer."""
+    """Reports of the last seconds, by what was asked."""
 
     def __init__(self, database: Database, recorder: StatsRecorder) -> None:
         self._database = database
         self._recorder = recorder
-        self._reports: OrderedDict[StatsQuery, tuple[float, asyncio.Task[StatsReport]]] = OrderedDict()
+        self._reports: Memo[StatsQuery, StatsReport] = Memo(_FRESH_S)
 
     async def read(self, query: StatsQuery) -> StatsReport:
         """Return a report that is a few seconds old at most.
@@ -28,12 +24,4 @@ class Board:
         Raises:
             UnavailableError: The database does not answer.
         """
-        read_at, task = self._reports.get(query, (0.0, None))
-        if task is None or time.monotonic() - read_at > _FRESH_S:
-            task = asyncio.create_task(read_stats(self._database, query, self._recorder.fresh()))
-            self._reports[query] = time.monotonic(), task
-            self._reports.move_to_end(query)
-            while len(self._reports) > _MAX_REPORTS:
-                self._reports.popitem(last=False)
-        # one page that is closed takes the answer from no other
-        return await asyncio.shield(task)
+        return await self._reports.get(query, lambda: read_stats(self._database, query, self._recorder.fresh()))

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loraplex.dashboard.board import Board
 from loraplex.dashboard.live import Streams
+from loraplex.dashboard.lookout import Lookout
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.page import Pages
 from loraplex.dashboard.parts import Parts
@@ -19,6 +21,8 @@ class Desk:
     parts: Parts
     pages: Pages
     streams: Streams
+    board: Board
+    lookout: Lookout
 
 
 @dataclass(frozen=True, kw_only=True)

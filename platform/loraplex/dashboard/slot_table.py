@@ -14,7 +14,8 @@ import msgspec
 from loraplex.fleet.fleet import Fleet
 from loraplex.fleet.view import Replica
 from loraplex.gateway.names import NameIndex
-from loraplex.stats.report import EngineStats, StatsReport
+from loraplex.stats.report import StatsReport
+from loraplex.wire.stats import EngineStats
 
 _MANY_SHOWN = 20
 
@@ -42,7 +43,8 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 class ReplicaSlots(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's slots; `in_memory` and `loading` are names of what waits outside of them.
 
-    `thrash` says in a sentence that adapters push each other out, None while they do not.
+    `thrash` says in a sentence that adapters push each other out, None while they do not; then `loaded` has those that
+    were loaded most, and how often.
     """
 
     name: str
@@ -57,13 +59,26 @@ class ReplicaSlots(msgspec.Struct, frozen=True, kw_only=True):
     loads: int | None
     evictions: int | None
     thrash: str | None
+    loaded: Sequence[tuple[str, int]]
 
 
-def describe_slots(fleet: Fleet, names: NameIndex, report: StatsReport) -> list[ReplicaSlots]:
-    """Return all engines with their slots; `report` is by replica."""
+def describe_slots(
+    fleet: Fleet, names: NameIndex, report: StatsReport, loaded: Mapping[str, Sequence[tuple[str, int]]]
+) -> list[ReplicaSlots]:
+    """Return all engines with their slots.
+
+    Args:
+        fleet: The engines.
+        names: What digests are called.
+        report: What was counted of each, by replica.
+        loaded: Of those that thrash the adapters that were loaded most, and how often.
+    """
     known = _name_digests(names)
     counted = {row.replica: row.engines for row in report.rows}
-    return [_describe(replica, known, counted.get(replica.name)) for replica in fleet.view.replicas]
+    return [
+        _describe(replica, known, counted.get(replica.name), loaded.get(replica.name, ()))
+        for replica in fleet.view.replicas
+    ]
 
 
 def _name_digests(names: NameIndex) -> dict[str, list[str]]:
@@ -74,7 +89,12 @@ def _name_digests(names: NameIndex) -> dict[str, list[str]]:
     return found
 
 
-def _describe(replica: Replica, known: Mapping[str, Sequence[str]], engines: EngineStats | None) -> ReplicaSlots:
+def _describe(
+    replica: Replica,
+    known: Mapping[str, Sequence[str]],
+    engines: EngineStats | None,
+    loaded: Sequence[tuple[str, int]],
+) -> ReplicaSlots:
     in_memory = sorted(name for digest in replica.in_memory for name in known.get(digest, (digest[:19],)))
     return ReplicaSlots(
         name=replica.name,
@@ -89,6 +109,7 @@ def _describe(replica: Replica, known: Mapping[str, Sequence[str]], engines: Eng
         loads=None if engines is None else engines.loads,
         evictions=None if engines is None else engines.evictions,
         thrash=find_thrash(replica.state, replica.num_slots, engines),
+        loaded=loaded,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -79,12 +79,8 @@ def count_outcomes(transaction: Transaction, settled: Sequence[tuple[RequestRow,
 async def read_outcomes(database: Database, query: OutcomeQuery) -> list[dict[str, Any]]:
     """Return one row per minute and version: both, `requests`, and how many of them ended each way; newest first."""
     table = version_outcome.c
-    counts = [
-        sa.func.sum(sa.case((table.outcome == outcome, table.num_requests), else_=0)).label(outcome)
-        for outcome in OUTCOMES
-    ]
     statement = (
-        sa.select(table.minute, table.version, sa.func.sum(table.num_requests).label("requests"), *counts)
+        sa.select(table.minute, table.version, sa.func.sum(table.num_requests).label("requests"), *_count_each())
         .where(table.adapter_id == query.adapter_id, table.minute >= query.start, table.minute < query.stop)
         .group_by(table.minute, table.version)
         .order_by(table.minute.desc(), table.version.desc())
@@ -99,8 +95,33 @@ async def read_outcomes(database: Database, query: OutcomeQuery) -> list[dict[st
         )
     async with database.report() as connection:
         rows = (await connection.execute(statement)).mappings().all()
-    # sums are decimals in Postgres
-    return [dict(row) | {name: int(row[name]) for name in ("requests", *OUTCOMES)} for row in rows]
+    return [_plain(row) for row in rows]
+
+
+async def sum_outcomes(database: Database, start: datetime, stop: datetime) -> list[dict[str, Any]]:
+    """Return one row per adapter and version called in [start, stop): both, `requests`, and how many ended each way."""
+    table = version_outcome.c
+    statement = (
+        sa.select(table.adapter_id, table.version, sa.func.sum(table.num_requests).label("requests"), *_count_each())
+        .where(table.minute >= start, table.minute < stop)
+        .group_by(table.adapter_id, table.version)
+    )
+    async with database.report() as connection:
+        rows = (await connection.execute(statement)).mappings().all()
+    return [_plain(row) for row in rows]
+
+
+def _count_each() -> list[sa.ColumnElement[Any]]:
+    table = version_outcome.c
+    return [
+        sa.func.sum(sa.case((table.outcome == outcome, table.num_requests), else_=0)).label(outcome)
+        for outcome in OUTCOMES
+    ]
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Sums are decimals in Postgres."""
+    return dict(row) | {name: int(row[name]) for name in ("requests", *OUTCOMES)}
 
 
 async def keep_outcomes_short(database: Database, keep_days: int) -> None:

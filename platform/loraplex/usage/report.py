@@ -88,6 +88,28 @@ async def list_rows(database: Database, query: RowQuery) -> list[dict[str, Any]]
         return [dict(row) for row in (await connection.execute(statement)).mappings()]
 
 
+async def count_loads(database: Database, since: datetime, replica: str, limit: int) -> list[tuple[str, int]]:
+    """Return the adapters that were put into slots of an engine most often, and how often: by settled requests.
+
+    Args:
+        database: Has the usage.
+        since: From when on requests began.
+        replica: The engine's URL.
+        limit: How many adapters.
+    """
+    num_loads = sa.func.count().label("num_loads")
+    statement = (
+        sa.select(usage.c.tenant, usage.c.adapter, num_loads)
+        .where(usage.c.created_at >= since, usage.c.replica == replica, usage.c.load_bytes > 0)
+        .group_by(usage.c.tenant, usage.c.adapter)
+        .order_by(num_loads.desc(), usage.c.tenant, usage.c.adapter)
+        .limit(limit)
+    )
+    async with database.report() as connection:
+        rows = (await connection.execute(statement)).all()
+    return [(f"{row.tenant}/{row.adapter}", row.num_loads) for row in rows]
+
+
 def _sums() -> list[sa.ColumnElement[Any]]:
     sums = [sa.func.coalesce(sa.func.sum(usage.c[name]), 0).label(name) for name in (*_COUNTS, *_SECONDS)]
     outcomes = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from litestar import Request, Response, get
@@ -12,22 +11,20 @@ from litestar.response import Stream
 
 from loraplex.dashboard.adapter_act import find_previous, list_version_acts, may, name_targets
 from loraplex.dashboard.adapter_row import MAX_ROWS, STATES, Filter, Traffic, TrafficKey, build_rows, read_traffic
-from loraplex.dashboard.board import Board
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
+from loraplex.dashboard.sign import Calls, Failing, describe_failing, find_worst
 from loraplex.errors import NotFoundError
 from loraplex.gateway.authentication import target
 from loraplex.gateway.paging import read_query
 from loraplex.gateway.permission import get_identity, require_scope
 from loraplex.stats.report import StatsQuery
-from loraplex.usage.outcomes import OutcomeQuery, read_outcomes
 from loraplex_registry.wire.identity import Identity
 
 READ, WRITE = "adapters:read", "adapters:write"
 _USAGE = "usage:read"
 _WINDOW_S = 3600
 _NUM_VERSIONS = 50
-_MAX_OUTCOMES = 1000
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
 _ADAPTER = "/ui/adapters/{tenant:str}/{adapter:str}"
 _VERSION = _ADAPTER + "/versions/{number:str}"
@@ -63,14 +60,12 @@ def read_number(text: str) -> int:
 
 
 def _build_list(desk: Desk) -> Any:
-    board = Board(desk.parts.database, desk.parts.stats)
-
     async def find_traffic(identity: Identity) -> dict[TrafficKey, Traffic] | None:
         if not identity.has_scope(_USAGE):
             return None
         tenant_id = None if identity.is_platform else identity.tenant_id
-        query = StatsQuery(window_s=_WINDOW_S, by="adapter", tenant_id=tenant_id)
-        return read_traffic(await board.read(query))
+        query = StatsQuery(window_s=_WINDOW_S, by="adapter", tenant_id=tenant_id, has_spreads=False)
+        return read_traffic(await desk.board.read(query))
 
     @get("/ui/adapters")
     async def show_list(request: Request[Any, Any, Any]) -> Response[str]:
@@ -108,6 +103,7 @@ def _build_one(desk: Desk) -> list[Any]:
         versions, cursor = await console.list_versions(by, adapter, _NUM_VERSIONS, query.get("cursor"))
         aliases = await console.list_aliases(by, adapter)
         changes = {alias.alias: await console.list_changes(by, adapter, alias.alias) for alias in aliases}
+        calls, failing = await _judge(desk, by, found.tenant, adapter)
         return desk.pages.show(
             request,
             "adapter.html",
@@ -117,7 +113,9 @@ def _build_one(desk: Desk) -> list[Any]:
             previous={alias.alias: find_previous(alias, changes[alias.alias]) for alias in aliases},
             versions=versions,
             version_acts={version.version: list_version_acts(by, version) for version in versions},
-            outcomes=await _find_outcomes(desk, found.tenant, adapter),
+            outcomes=calls,
+            failing=None if failing is None else describe_failing(failing),
+            main_version=None if failing is None or failing.target == failing.main else failing.main.version,
             cursor=cursor,
             can_write=may(by, "promote"),
             can_infer=by.has_scope("infer"),
@@ -158,19 +156,12 @@ def _build_one(desk: Desk) -> list[Any]:
     return [show_adapter, show_version, send_file]
 
 
-async def _find_outcomes(desk: Desk, tenant: str, adapter: str) -> dict[int, dict[str, int]]:
-    """How calls of the last hour ended, by version: what a canary is judged by."""
+async def _judge(desk: Desk, by: Identity, tenant: str, adapter: str) -> tuple[dict[int, Calls], Failing | None]:
+    """Return the calls of the last hour by version, what a canary is judged by, and the version that fails many."""
     await desk.parts.names.ensure_fresh()
     known = desk.parts.names.find_adapter(tenant, adapter)
     if known is None:
-        return {}
-    stop = datetime.now(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
-    query = OutcomeQuery(
-        adapter_id=known.adapter_id, start=stop - timedelta(seconds=_WINDOW_S), stop=stop, limit=_MAX_OUTCOMES
-    )
-    sums: dict[int, dict[str, int]] = {}
-    for row in await read_outcomes(desk.parts.database, query):
-        kept = sums.setdefault(row["version"], {"requests": 0, "failed": 0})
-        kept["requests"] += row["requests"]
-        kept["failed"] += row["error"] + row["lost"]
-    return sums
+        return {}, None
+    counted = await desk.lookout.count_calls(None if by.is_platform else by.tenant_id)
+    calls = {number: found for (adapter_id, number), found in counted.items() if adapter_id == known.adapter_id}
+    return calls, find_worst(known, counted)

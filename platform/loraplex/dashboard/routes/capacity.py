@@ -7,6 +7,8 @@ from typing import Any
 
 from litestar import Request, Response, get
 
+from loraplex.advise.finding import Finding
+from loraplex.dashboard.memo import Memo
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
 from loraplex.errors import InvalidRequestError, LoraplexError
@@ -22,6 +24,8 @@ from loraplex.plan.preset import PRESETS
 from loraplex.plan.spec import PlanSpec
 
 _FORTY = {"model": "llama-3.1-8b", "gpu": "h100-80g", "count": "40", "rank": "16", "modules": "attention"}
+_USAGE = "usage:read"
+_ADVICE_FRESH_S = 60.0
 _NUMBERS = ("max_model_len", "max_num_seqs", "max_loras")
 _CHOICES = ("model", "gpu", "dtype", "kv_cache_dtype")
 _FIELDS = (*_CHOICES, *_NUMBERS, "count", "rank", "modules")
@@ -59,15 +63,32 @@ def build_capacity(desk: Desk) -> Section:
             show_size=show_size,
         )
 
+    entries = [Entry("/ui/plan", "Plan"), Entry("/ui/advice", "Advice", scope=_USAGE)]
+    return Section(entries=entries, handlers=[show_plan, *_build_advice(desk)])
+
+
+def _build_advice(desk: Desk) -> list[Any]:
+    advising = desk.parts.advising
+    memo: Memo[str | None, list[Finding]] = Memo(_ADVICE_FRESH_S)
+
     @get("/ui/advice")
     async def show_advice(request: Request[Any, Any, Any]) -> Response[str]:
-        identity = require_scope(request, "usage:read")
+        identity = require_scope(request, _USAGE)
         read_query(request, ())
-        found = await desk.parts.advising.advise(None if identity.is_platform else identity.tenant_id)
+        found = await advising.advise(None if identity.is_platform else identity.tenant_id)
         return desk.pages.show(request, "advice.html", findings=found)
 
-    entries = [Entry("/ui/plan", "Plan"), Entry("/ui/advice", "Advice", scope="usage:read")]
-    return Section(entries=entries, handlers=[show_plan, show_advice])
+    @get("/ui/part/advice")
+    async def show_summary(request: Request[Any, Any, Any]) -> Response[str]:
+        """What the overview asks for once it is seen: a week of calls is looked at, which takes a moment."""
+        identity = require_scope(request, _USAGE)
+        read_query(request, ())
+        tenant_id = None if identity.is_platform else identity.tenant_id
+        found = await memo.get(tenant_id, lambda: advising.advise(tenant_id))
+        text = desk.pages.render("_advice.html", findings=[one for one in found if one.state == "advice"])
+        return Response(text, media_type="text/html", headers={"cache-control": "no-store"})
+
+    return [show_advice, show_summary]
 
 
 def _read_spec(asked: Mapping[str, str]) -> PlanSpec:

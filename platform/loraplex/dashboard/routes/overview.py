@@ -9,7 +9,6 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.response import Stream
 
-from loraplex.dashboard.board import Board
 from loraplex.dashboard.fleet_table import describe_fleet
 from loraplex.dashboard.live import Event
 from loraplex.dashboard.menu import Entry
@@ -34,6 +33,7 @@ _PLATFORM_BYS: tuple[tuple[By, str], ...] = (
 )
 _TENANT_BYS: tuple[tuple[By, str], ...] = (("adapter", "Adapter"), ("base", "Base"))
 _NUM_BUSIEST = 8
+_PARTS = ("signs", "totals", "traffic")
 _EVERY_S = {"1m": 2.0, "10m": 5.0, "1h": 15.0}
 
 
@@ -50,7 +50,8 @@ class _Overview:
 
     def __init__(self, desk: Desk) -> None:
         self._parts = desk.parts
-        self._board = Board(desk.parts.database, desk.parts.stats)
+        self._board = desk.board
+        self._lookout = desk.lookout
 
     async def read(self, identity: Identity, window: str, by: By, *, has_series: bool = False) -> StatsReport:
         """Return the figures of all, or of the tenant that asks."""
@@ -60,14 +61,15 @@ class _Overview:
 
     async def describe(self, identity: Identity, window: str) -> dict[str, Any]:
         """Return what the templates show: nothing of traffic to a key that may not read usage."""
-        found: dict[str, Any] = {"charts": None, "fleet": None, "window": window}
+        found: dict[str, Any] = {"charts": None, "fleet": None, "signs": None, "window": window}
+        if identity.is_platform:
+            found["fleet"] = describe_fleet(self._parts.fleet, self._parts.reconciler)
         if identity.has_scope(SCOPE):
             by: By = "tenant" if identity.is_platform else "adapter"
             report = await self.read(identity, window, by, has_series=True)
             charts = build_charts(report, has_engines=identity.is_platform)
             found |= {"charts": charts, "report": report, "by": by, "num_shown": _NUM_BUSIEST}
-        if identity.is_platform:
-            found["fleet"] = describe_fleet(self._parts.fleet, self._parts.reconciler)
+            found["signs"] = await self._lookout.look(identity, report, window, found["fleet"])
         return found
 
 
@@ -89,7 +91,7 @@ def _build_live(desk: Desk, overview: _Overview) -> list[Any]:
             events = []
             if context["charts"] is not None:
                 events.append(Event("charts", _encode(context["charts"])))
-                events += [Event(name, pages.render(f"_{name}.html", **context)) for name in ("totals", "traffic")]
+                events += [Event(name, pages.render(f"_{name}.html", **context)) for name in _PARTS]
             if context["fleet"] is not None:
                 events.append(Event("fleet", pages.render("_fleet.html", **context)))
             return events

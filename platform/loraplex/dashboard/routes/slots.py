@@ -8,8 +8,8 @@ from typing import Any
 from litestar import Request, Response, get
 from litestar.response import Stream
 
-from loraplex.dashboard.board import Board
 from loraplex.dashboard.live import Event
+from loraplex.dashboard.lookout import SLOT_WINDOW_S
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
 from loraplex.dashboard.slot_table import ReplicaSlots, describe_slots
@@ -19,19 +19,18 @@ from loraplex.gateway.permission import require_platform
 from loraplex.stats.report import StatsQuery
 from loraplex_registry.wire.identity import Identity
 
-_WINDOW_S = 600
 _EVERY_S = 2.0
 
 
 def build_slots(desk: Desk) -> Section:
     """Return the page and its stream."""
     parts, pages = desk.parts, desk.pages
-    board = Board(parts.database, parts.stats)
 
     async def describe() -> list[ReplicaSlots]:
         await parts.names.ensure_fresh()
-        report = await board.read(StatsQuery(window_s=_WINDOW_S, by="replica"))
-        return describe_slots(parts.fleet, parts.names, report)
+        report = await desk.board.read(StatsQuery(window_s=SLOT_WINDOW_S, by="replica"))
+        loaded = {one.replica: one.loaded for one in await desk.lookout.find_thrashing()}
+        return describe_slots(parts.fleet, parts.names, report, loaded)
 
     @get("/ui/slots")
     async def show_slots(request: Request[Any, Any, Any]) -> Response[str]:
