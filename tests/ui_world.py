@@ -9,11 +9,11 @@ import asyncio
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from gateway_world import ADMIN_KEY, GatewayWorld, running_world
+from gateway_world import ADMIN_KEY
 
 AXE = Path(__file__).parent / "ui" / "axe.min.js"
 WIDTHS = (1280, 400)
@@ -27,6 +27,7 @@ _ARGUMENTS = (
     "--disable-sync",
 )
 _START_S, _CALL_S = 60, 60
+_REFUSALS = ("Failed to load resource", "Response Status Error Code")
 T = TypeVar("T")
 
 
@@ -34,11 +35,22 @@ class BrowserUnavailable(Exception):
     """There is no browser here; the message says what is missing."""
 
 
-class UiWorld:
+class Served(Protocol):
+    """What a thread serves."""
+
+    @property
+    def url(self) -> str:
+        """Where the gateway listens."""
+
+
+W = TypeVar("W", bound=Served)
+
+
+class UiWorld(Generic[W]):
     """A world that runs in its own thread; `run` does something in it."""
 
     def __init__(self) -> None:
-        self.world: GatewayWorld
+        self.world: W
         self._loop = asyncio.new_event_loop()
         self._end: asyncio.Event
         self._ready = threading.Event()
@@ -49,13 +61,13 @@ class UiWorld:
         """Where the gateway listens."""
         return self.world.url
 
-    def run(self, work: Callable[[GatewayWorld], Coroutine[Any, Any, T]]) -> T:
+    def run(self, work: Callable[[W], Coroutine[Any, Any, T]]) -> T:
         """Do something in the world's loop and return what it returns."""
         return asyncio.run_coroutine_threadsafe(work(self.world), self._loop).result(_CALL_S)
 
-    def start(self, database_url: str, folder: Path, num_engines: int) -> None:
+    def start(self, open_world: Callable[[], AbstractAsyncContextManager[W]]) -> None:
         """Run the world until `stop`."""
-        self._thread = threading.Thread(target=self._serve, args=(database_url, folder, num_engines), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(open_world,), daemon=True)
         self._thread.start()
         if not self._ready.wait(_START_S) or self._error is not None:
             raise RuntimeError("the world does not start") from self._error
@@ -65,10 +77,10 @@ class UiWorld:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(_START_S)
 
-    def _serve(self, database_url: str, folder: Path, num_engines: int) -> None:
+    def _serve(self, open_world: Callable[[], AbstractAsyncContextManager[W]]) -> None:
         async def live() -> None:
             self._end = asyncio.Event()
-            async with running_world(database_url, folder, num_engines) as self.world:
+            async with open_world() as self.world:
                 self._ready.set()
                 await self._end.wait()
 
@@ -79,6 +91,17 @@ class UiWorld:
         finally:
             self._ready.set()
             self._loop.close()
+
+
+@contextmanager
+def serving(open_world: Callable[[], AbstractAsyncContextManager[W]]) -> Iterator[UiWorld[W]]:
+    """Yield a world that runs in a thread of its own."""
+    found: UiWorld[W] = UiWorld()
+    found.start(open_world)
+    try:
+        yield found
+    finally:
+        found.stop()
 
 
 def find_chromium() -> str:
@@ -149,3 +172,36 @@ def find_overflow(page: Any) -> list[str]:
             }"""
         )
     )
+
+
+def watch_console(page: Any, *, may_be_refused: bool = False) -> list[str]:
+    """What a page's console says against it from now on; `may_be_refused`: answers that are refusals are none of it."""
+    complaints: list[str] = []
+
+    def note(message: Any) -> None:
+        is_refusal = may_be_refused and message.text.startswith(_REFUSALS)
+        if message.type == "error" and not is_refusal:
+            complaints.append(message.text)
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    return complaints
+
+
+def drop_path(page: Any, selector: str, path: Path) -> None:
+    """Drop a file or folder of this machine on an element, as a hand does: by the browser's own input."""
+    box = page.locator(selector).bounding_box()
+    session = page.context.new_cdp_session(page)
+    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, **place, "data": data})
+    session.detach()
+
+
+def measure_first_paint(page: Any, url: str) -> float:
+    """Seconds from asking for a page to the first thing that it shows."""
+    page.goto(url)
+    page.wait_for_function("() => performance.getEntriesByName('first-contentful-paint').length")
+    return float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")) / 1e3

@@ -11,9 +11,12 @@ import pytest
 
 from conftest import skip_or_fail
 from dashboard_traffic import fill_events, fill_stats, fill_tenants, fill_usage
-from ui_world import BrowserUnavailable, UiWorld, find_chromium, log_in, running_browser
+from gateway_world import ADMIN_KEY, GatewayWorld, running_world
+from ui_world import BrowserUnavailable, UiWorld, find_chromium, log_in, running_browser, serving, watch_console
 
 NUM_TENANTS, NUM_ADAPTERS = 40, 400
+Shoot = Callable[[Any, str], None]
+NewDatabase = Callable[[str], tuple[str, Path]]
 
 
 @pytest.fixture(scope="session")
@@ -28,13 +31,23 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def site(chromium: Any, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UiWorld]:
+def new_database(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> NewDatabase:
+    """Makes an empty database and a folder for a world of a name."""
+
+    def make(name: str) -> tuple[str, Path]:
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copyfile(sqlite_template, folder / "loraplex.db")
+        return f"sqlite+aiosqlite:///{folder / 'loraplex.db'}", folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def site(chromium: Any, new_database: NewDatabase) -> Iterator[UiWorld[GatewayWorld]]:
     """A gateway with two engines, forty tenants, four hundred adapters and all their traffic."""
-    folder = tmp_path_factory.mktemp("ui")
-    shutil.copyfile(sqlite_template, folder / "loraplex.db")
-    found = UiWorld()
-    found.start(f"sqlite+aiosqlite:///{folder / 'loraplex.db'}", folder, num_engines=2)
-    try:
+    assert chromium
+    url, folder = new_database("ui")
+    with serving(lambda: running_world(url, folder, 2)) as found:
         for engine in found.world.engines:
             engine.num_slots = 8
             engine.state_changes["kv"] = {"num_blocks": 1000, "num_free": 250, "block_size": 16}
@@ -43,26 +56,42 @@ def site(chromium: Any, sqlite_template: Path, tmp_path_factory: pytest.TempPath
         found.run(lambda world: fill_usage(world, NUM_TENANTS, NUM_ADAPTERS))
         found.run(lambda world: fill_events(world, 120))
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture
-def open_page(chromium: Any, site: UiWorld) -> Iterator[Callable[..., Any]]:
-    """Opens pages that are logged in; what a console says against one fails the test."""
-    contexts: list[Any] = []
-    complaints: list[str] = []
+def open_tab(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens pages that are logged in at an address; what a console says against one fails the test."""
+    opened: list[tuple[Any, list[str]]] = []
 
-    def open_one(width: int = 1280, scheme: str = "light", key: str | None = None) -> Any:
+    def open_one(
+        url: str, width: int = 1280, scheme: str = "light", key: str = ADMIN_KEY, *, may_be_refused: bool = False
+    ) -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        log_in(page, site.url, **({} if key is None else {"key": key}))
+        opened.append((context, watch_console(page, may_be_refused=may_be_refused)))
+        log_in(page, url, key)
         return page
 
     yield open_one
-    for context in contexts:
+    for context, _ in opened:
         context.close()
-    assert complaints == []
+    assert [text for _, complaints in opened for text in complaints] == []
+
+
+@pytest.fixture
+def open_page(open_tab: Callable[..., Any], site: UiWorld[GatewayWorld]) -> Callable[..., Any]:
+    """Opens pages of the site."""
+    return lambda width=1280, scheme="light", key=ADMIN_KEY: open_tab(site.url, width, scheme, key)
+
+
+@pytest.fixture
+def shoot(request: pytest.FixtureRequest) -> Shoot:
+    """Takes a picture of a whole page, where pictures are asked for."""
+    folder: Path | None = request.config.getoption("--shots")
+
+    def take(page: Any, name: str) -> None:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+    return take

@@ -4,50 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway_world import ADMIN_KEY
+from gateway_world import ADMIN_KEY, GatewayWorld
 from loraplex.keys.grant import SCOPES
-from ui_world import UiWorld, find_overflow, find_violations
+from ui_world import UiWorld, find_overflow, find_violations, measure_first_paint
 
-PAGES = (
-    "/ui/",
-    "/ui/traffic?by=adapter&window=1h",
-    "/ui/slots",
-    "/ui/usage",
-    "/ui/limits",
-    "/ui/limits/team-001",
-    "/ui/audit",
-)
+PAGES = {
+    "overview": "/ui/",
+    "overview-hour": "/ui/?window=1h",
+    "traffic": "/ui/traffic?by=adapter&window=1h",
+    "slots": "/ui/slots",
+    "usage": "/ui/usage",
+    "usage-priced": "/ui/usage?group_by=tenant&price_read=0.4&price_answered=1.2",
+    "limits": "/ui/limits",
+    "limits-of-one": "/ui/limits/team-001",
+    "audit": "/ui/audit",
+}
 Open = Callable[..., Any]
+Site = UiWorld[GatewayWorld]
+Shoot = Callable[[Any, str], None]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_pages_are_whole_and_usable_for_all(
-    open_page: Open, site: UiWorld, request: pytest.FixtureRequest, width: int, scheme: str
-) -> None:
+def test_pages_are_whole_and_usable_for_all(open_page: Open, site: Site, width: int, scheme: str, shoot: Shoot) -> None:
     page = open_page(width, scheme)
-    folder: Path | None = request.config.getoption("--shots")
-    for path in PAGES:
+    for name, path in PAGES.items():
         page.goto(site.url + path)
         page.wait_for_function("() => !document.getElementById('charts') || document.querySelector('.u-over')")
-        if folder is not None:
-            name = re.sub(r"\W+", "-", path.removeprefix("/ui")).strip("-") or "overview"
-            page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
+        shoot(page, f"{name}-{width}-{scheme}")
         assert find_overflow(page) == [], path
         assert find_violations(page) == [], path
 
 
-def test_a_wrong_key_is_told_and_read_aloud(chromium: Any, site: UiWorld) -> None:
+def test_every_page_shows_something_within_a_second(open_page: Open, site: Site) -> None:
+    """The best of three: what a page takes, not what else this machine does."""
+    page = open_page()
+    seconds = {name: min(measure_first_paint(page, site.url + path) for _ in range(3)) for name, path in PAGES.items()}
+    print({name: round(value, 3) for name, value in seconds.items()})
+    assert {name: value for name, value in seconds.items() if value >= 1} == {}
+
+
+def test_a_wrong_key_is_told_and_read_aloud(chromium: Any, site: Site, shoot: Shoot) -> None:
     page = chromium.new_page()
     page.goto(f"{site.url}/ui/audit")
     page.get_by_label("API key").fill("lpx_nothing")
     page.keyboard.press("Enter")
     assert "not a whole API key" in page.get_by_role("alert").inner_text()
+    shoot(page, "login-refused")
     assert find_violations(page) == []
     page.get_by_label("API key").fill(ADMIN_KEY)
     page.keyboard.press("Enter")
@@ -59,7 +66,7 @@ def test_a_wrong_key_is_told_and_read_aloud(chromium: Any, site: UiWorld) -> Non
     page.close()
 
 
-def test_the_keyboard_leads_past_the_menu_and_through_it(open_page: Open, site: UiWorld) -> None:
+def test_the_keyboard_leads_past_the_menu_and_through_it(open_page: Open, site: Site) -> None:
     page = open_page()
     page.goto(f"{site.url}/ui/limits")
     page.keyboard.press("Tab")
@@ -70,7 +77,7 @@ def test_the_keyboard_leads_past_the_menu_and_through_it(open_page: Open, site: 
     assert page.evaluate("document.activeElement.id") == "q"
 
 
-def test_the_theme_is_kept(open_page: Open, site: UiWorld) -> None:
+def test_the_theme_is_kept(open_page: Open, site: Site) -> None:
     page = open_page(scheme="light")
     colour = "getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(colour)
@@ -92,7 +99,7 @@ def test_a_narrow_page_has_its_menu_behind_a_button(open_page: Open) -> None:
     page.wait_for_url("**/ui/audit")
 
 
-def test_a_search_narrows_the_list_while_it_is_typed(open_page: Open, site: UiWorld) -> None:
+def test_a_search_narrows_the_list_while_it_is_typed(open_page: Open, site: Site) -> None:
     page = open_page()
     page.goto(f"{site.url}/ui/limits")
     assert page.locator("tbody tr").count() == 40
@@ -101,7 +108,7 @@ def test_a_search_narrows_the_list_while_it_is_typed(open_page: Open, site: UiWo
     page.wait_for_url("**/ui/limits?q=team-01")
 
 
-def test_the_overview_follows_what_engines_say(open_page: Open, site: UiWorld) -> None:
+def test_the_overview_follows_what_engines_say(open_page: Open, site: Site) -> None:
     page = open_page()
     page.goto(f"{site.url}/ui/?window=1m")
     name = site.world.gateway.fleet.view.replicas[0].name
@@ -122,7 +129,7 @@ def test_the_overview_follows_what_engines_say(open_page: Open, site: UiWorld) -
     assert re.fullmatch(r"Time to first token: p50 .+, p95 .+, p99 .+", label)
 
 
-def test_a_page_that_lies_open_ends_with_its_session(open_page: Open, site: UiWorld) -> None:
+def test_a_page_that_lies_open_ends_with_its_session(open_page: Open, site: Site) -> None:
     key = site.run(lambda world: world.create_key("team-001", scopes=list(SCOPES)))
     page = open_page(key=key)
     assert page.get_by_role("heading", name="Busiest adapters").is_visible()
