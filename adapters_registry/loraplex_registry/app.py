@@ -37,9 +37,10 @@ from loraplex_registry.api.metric import RegistryMetrics, build_metrics_route
 from loraplex_registry.api.service import Services
 from loraplex_registry.api.uploads import UploadRoutes
 from loraplex_registry.db.database import Database, NamesEpoch
-from loraplex_registry.db.migration import Upgrade, check_revision, current, head, upgrade
+from loraplex_registry.db.migration import Upgrade, check_revision, current, head, knows_revision, serves, upgrade
 from loraplex_registry.errors import RegistryError, TokenError
 from loraplex_registry.full_versions import FullVersions, Place
+from loraplex_registry.inventory import Inventory, list_files, open_inventory
 from loraplex_registry.parity.gate import ParityGate, ParityJudge
 from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.saturation import Saturations
@@ -61,6 +62,7 @@ __all__ = [
     "AliasView",
     "BrokenAlias",
     "Registry",
+    "Inventory",
     "RegistryError",
     "RegistrySettings",
     "TenantRef",
@@ -73,6 +75,12 @@ __all__ = [
     "upgrade",
 ]
 _AUDIENCE = "registry"
+    "knows_revision",
+    "list_files",
+    "load_settings",
+    "open_inventory",
+    "probe_store",
+    "serves",
 _EPOCH_POLL_S = 1.0
 _MAX_JSON_BYTES = 1 << 20
 _log = logging.getLogger(__name__)

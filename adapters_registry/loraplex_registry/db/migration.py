@@ -46,8 +46,10 @@ class Upgrade:
 def upgrade(url: str) -> Upgrade:
     """Bring the database at `url` to the newest revision, one program at a time.
 
+    A newer one that serves this program still stays as it is, so that a roll-back finds nothing to do.
+
     Raises:
-        MigrationError: Another program holds the lock too long, or the database is newer than this program.
+        MigrationError: Another program holds the lock too long, or the database has left this program behind.
         UnavailableError: The database does not answer.
     """
     config, path = _config(), _sqlite_path(url)
@@ -55,6 +57,8 @@ def upgrade(url: str) -> Upgrade:
         _create_private(path)
     with _locked_file(path), _connect(url) as connection, _locked_postgres(connection):
         before, after = _current(connection), head()
+        if before != after and after in _list_served(connection):
+            return Upgrade(before, str(before), None)
         _check_known(config, before)
         copy = _copy_sqlite(path, before) if path is not None and before not in (None, after) else None
         config.attributes["connection"] = connection
@@ -87,9 +91,22 @@ def check_revision(url: str) -> None:
     found, needed = current(url), head()
     if found == needed:
         return
-    if found is not None and needed in _compatible(url):
+    if found is not None and serves(url):
         return
     raise MigrationError(f"The database is at revision {found or 'none'}, this program needs {needed}; run {_COMMAND}")
+
+
+def serves(url: str) -> bool:
+    """Say whether this program may run on the database at `url`, which may be newer than it.
+
+    Raises:
+        UnavailableError: The database does not answer.
+    """
+    path = _sqlite_path(url)
+    if path is not None and not path.exists():
+        return False
+    with _connect(url) as connection:
+        return head() in _list_served(connection)
 
 
 def head() -> str:
@@ -97,6 +114,11 @@ def head() -> str:
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     assert revision is not None, "there is one history"
     return revision
+
+
+def knows_revision(revision: str) -> bool:
+    """Say whether this program brings that revision, so that it can lead a database on from there."""
+    return revision in _list_known(_config())
 
 
 def migrations_folder() -> Path:
@@ -114,9 +136,12 @@ def _config() -> Config:
     return config
 
 
+def _list_known(config: Config) -> set[str]:
+    return {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+
+
 def _check_known(config: Config, revision: str | None) -> None:
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in _list_known(config):
         raise MigrationError(f"The database is at revision {revision}, newer than this program; upgrade the program")
 
 
@@ -139,11 +164,11 @@ def _current(connection: sa.Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _compatible(url: str) -> set[str]:
-    with _connect(url) as connection:
-        if not sa.inspect(connection).has_table("compatible_revision"):
-            return set()
-        return set(connection.execute(sa.text("SELECT revision FROM compatible_revision")).scalars())
+def _list_served(connection: sa.Connection) -> set[str]:
+    """The programs that the schema serves, by the newest revision that they know."""
+    if not sa.inspect(connection).has_table("compatible_revision"):
+        return set()
+    return set(connection.execute(sa.text("SELECT revision FROM compatible_revision")).scalars())
 
 
 def _sqlite_path(url: str) -> Path | None:

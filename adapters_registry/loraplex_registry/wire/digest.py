@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 DIGEST_PATTERN = r"sha256:[0-9a-f]{64}"
+DIGEST_LEN = len("sha256:") + 64
 _DIGEST = re.compile(DIGEST_PATTERN)
 
 
