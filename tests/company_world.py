@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gateway_world import ADMIN_KEY, BASE, GatewayWorld, register_base
 from loraplex.app import running_gateway
-from loraplex.gateway.server import BoundedProtocol
 from loraplex.settings import Settings
+from loraplex_registry.http.protocol import BoundedProtocol
 from scripted_engine import ScriptedEngine, running_app, running_engine
 
 

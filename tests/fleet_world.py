@@ -18,10 +18,10 @@ import msgspec
 from core_world import share_native
 from gateway_world import ADMIN_KEY, GatewayWorld
 from loraplex.app import running_gateway
-from loraplex.gateway.server import BoundedProtocol
 from loraplex.settings import Settings
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.bases.pull import pull
+from loraplex_registry.http.protocol import BoundedProtocol
 from scripted_engine import running_app
 from support import free_port, tiny_llama_config, write_adapter, write_base
 

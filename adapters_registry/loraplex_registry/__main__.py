@@ -8,11 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import Any
 
 import uvicorn
+from uvicorn._types import ASGI3Application
 
 from loraplex_registry.app import check_revision, create_app
-from loraplex_registry.errors import MigrationError, RegistryError, SettingError
+from loraplex_registry.errors import BodyTimeoutError, MigrationError, RegistryError, SettingError
+from loraplex_registry.http.hardened import Hardened
+from loraplex_registry.http.server import build_config
 from loraplex_registry.settings import load_settings
 from loraplex_registry.wire.log import AccessLog, configure_log
 from loraplex_registry.wire.open_files import allow_open_files
@@ -39,16 +43,20 @@ def main() -> int:
     except RegistryError as error:
         _log.error("%s", error.message)
         return 1
-    uvicorn.run(
-        AccessLog(app, "loraplex_registry.access"),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        timeout_graceful_shutdown=_DRAIN_S,
-        access_log=False,
-    )
+    build_server(app, host=settings.host, port=settings.port).run()
     return 0
 
 
 if __name__ == "__main__":
     sys.exit(main())
+def build_server(app: ASGI3Application, **options: Any) -> uvicorn.Server:
+    """Return the server of a registry's app, not yet started; `options` as `uvicorn.Config` takes them."""
+    served = AccessLog(Hardened(app, BodyTimeoutError), "loraplex_registry.access")
+    return uvicorn.Server(build_config(served, _DRAIN_S, lifespan="on", **options))
+
+
+def _reload_on_hangup(verifier: TokenVerifier) -> None:
+    take = {"LORAPLEX_VERIFY_KEYS": lambda text: verifier.trust(split_public_keys(text))}
+    reload_on_hangup(Reloader("registry", os.environ, take))
+
+

@@ -25,10 +25,10 @@ from loraplex.app import Gateway, running_gateway
 from loraplex.client.connection import Connection
 from loraplex.client.escalations import Escalations
 from loraplex.client.location import Location
-from loraplex.gateway.server import BoundedProtocol
 from loraplex.settings import Settings
 from loraplex_engine.bases.folder import load_marker, load_spec
 from loraplex_engine.bases.pull import pull
+from loraplex_registry.http.protocol import BoundedProtocol
 from scripted_engine import running_app
 from support import free_port, tiny_llama_config, write_adapter, write_base
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from litestar import Request
 from litestar.exceptions import InternalServerException
 
 from loraplex_engine.errors import (
-    BodyTimeoutError,
     ClientGoneError,
     InvalidRequestError,
     MediaTypeError,
@@ -25,7 +23,6 @@ from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.ids import new_public_id
 
 MAX_BODY_BYTES = 4 << 20
-IDLE_BODY_S = 30.0
 DEFAULT_DEADLINE_S, MAX_DEADLINE_S = 600.0, 3600.0
 _LEAST_S = 0.001
 PLATFORM_TENANT = "platform"
@@ -61,7 +58,7 @@ async def read_json(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """Return the body as a strict JSON object.
 
     Raises:
-        MediaTypeError, PayloadTooLargeError, BodyTimeoutError, InvalidJsonError, ClientGoneError: As their names say.
+        MediaTypeError, PayloadTooLargeError, InvalidJsonError, ClientGoneError: As their names say.
     """
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json":
@@ -78,15 +75,12 @@ async def _read_body(request: Request[Any, Any, Any]) -> bytes:
     body, chunks = bytearray(), request.stream()
     while True:
         try:
-            async with asyncio.timeout(IDLE_BODY_S):
-                body += await anext(chunks)
+            body += await anext(chunks)
         except StopAsyncIteration:
             return bytes(body)
         except InternalServerException as error:
             # the framework's word for a client that left before its body was whole
             raise ClientGoneError from error
-        except TimeoutError as error:
-            raise BodyTimeoutError from error
         if len(body) > MAX_BODY_BYTES:
             raise PayloadTooLargeError
 

@@ -21,16 +21,17 @@ import uvicorn
 import uvloop
 
 from loraplex_engine.config import CoreLaunch, EngineConfig
-from loraplex_engine.errors import ConfigError, DrainingError
+from loraplex_engine.errors import BodyTimeoutError, ConfigError, DrainingError
 from loraplex_engine.server.adapter_file import AdapterFiles
 from loraplex_engine.server.app import build_app
 from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.core_process import CoreProcess
 from loraplex_engine.server.front import Front
 from loraplex_engine.server.guard import AUDIENCE
-from loraplex_engine.server.protocol import BoundedProtocol
 from loraplex_engine.server.tokenizer import Tokenizer
-from loraplex_registry.wire.identity import TokenError, TokenVerifier
+from loraplex_registry.http.hardened import Hardened
+from loraplex_registry.http.server import build_config
+from loraplex_registry.wire.identity import TokenError, TokenVerifier, split_public_keys
 from loraplex_registry.wire.log import FORMATS, AccessLog, configure_log
 from loraplex_registry.wire.open_files import allow_open_files
 from loraplex_registry.wire.setting import read_drain_s
@@ -166,19 +167,8 @@ class _Server(uvicorn.Server):
 
 def build_server(front: Front, verifier: TokenVerifier, *, has_test_hooks: bool = False) -> uvicorn.Server:
     """Return the HTTP server of a front, not yet started."""
-    settings = uvicorn.Config(
-        AccessLog(build_app(front, verifier, has_test_hooks=has_test_hooks), "loraplex_engine.access"),
-        http=BoundedProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=_LAST_WRITES_S,
-    )
-    return _Server(settings)
+    app = Hardened(build_app(front, verifier, has_test_hooks=has_test_hooks), BodyTimeoutError)
+    return _Server(build_config(AccessLog(app, "loraplex_engine.access"), _LAST_WRITES_S))
 
 
 async def _run(

@@ -1,4 +1,4 @@
-"""The outermost layer: gives each request its id, strips private headers, bounds the wait for a body, counts answers.
+"""The outermost layer: gives each request its id, strips private headers, counts answers.
 
 Refusals are counted here, whoever made them: the gateway, the registry inside it, or an engine.
 Nothing that a client sends as `x-loraplex-*` passes, but the canary key. OPTIONS is a method that no address takes, so
@@ -8,23 +8,23 @@ HEAD is answered wherever GET is, as GET without its body, which the server belo
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable
 from typing import cast
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPReceiveMessage, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.errors import BodyTimeoutError
 from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.problem import find_code
+from loraplex_registry.http.hardened import Hardened
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.log import AccessLog, note
 
 CANARY_HEADER = "x-loraplex-canary-key"
 _PRIVATE_PREFIX = b"x-loraplex-"
-_BODY_IDLE_S = 30.0
+_GONE = "The connection closed in the middle of the body."
 _CLIENT_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 _NO_ROUTE = "none"
 # the framework would answer OPTIONS itself; TRACE it refuses, with the methods that there are
@@ -69,7 +69,7 @@ class Edge:
                 self._count_refusal(message.get("body", b""), is_error=is_error)
             await send(message)
 
-        await self._app(inner, _bound(receive), send_with_id)
+        await self._app(inner, receive, send_with_id)
 
     def _count_refusal(self, body: bytes, *, is_error: bool) -> None:
         """Count the error that ends an answer: its whole body, or the last event of a stream."""
@@ -83,7 +83,8 @@ class Edge:
 
 def build_edge(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
     """Return the layer around `app`, with a line in the log for each request."""
-    return AccessLog(Edge(app, metrics), "loraplex.access")
+    hardened = Hardened(app, BodyTimeoutError, lambda: BodyTimeoutError(_GONE))
+    return AccessLog(Edge(hardened, metrics), "loraplex.access")
 
 
 def _is_private(name: bytes) -> bool:
@@ -95,22 +96,3 @@ def _find_client_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """A client's own id is kept if it is short and printable, for its logs; ours is always fresh."""
     given = next((value for name, value in headers if name.lower() == b"x-request-id"), b"")
     return given.decode() if _CLIENT_ID.fullmatch(given) else None
-
-
-def _bound(receive: Receive) -> Receive:
-    """Let no body stall: 30 seconds without a byte end the request. After the body waits are free."""
-    is_complete = False
-
-    async def receive_in_time() -> HTTPReceiveMessage:
-        nonlocal is_complete
-        try:
-            async with asyncio.timeout(None if is_complete else _BODY_IDLE_S):
-                message = cast("HTTPReceiveMessage", await receive())
-        except TimeoutError as error:
-            raise BodyTimeoutError from error
-        if message["type"] == "http.disconnect" and not is_complete:
-            raise BodyTimeoutError("The connection closed in the middle of the body.")
-        is_complete = message["type"] != "http.request" or not message.get("more_body", False)
-        return message
-
-    return cast("Receive", receive_in_time)
