@@ -14,6 +14,7 @@ EngineError
 │   │   ├── UnknownParameterError   unknown_parameter
 │   │   └── ContextLengthError      context_length_exceeded
 │   ├── InvalidTokenError       invalid_api_key
+│   ├── PermissionDeniedError   permission_denied
 │   ├── ModelNotFoundError      model_not_found
 │   ├── NotFoundError           not_found
 │   │   ├── UseChatCompletionsError     use_chat_completions
@@ -242,6 +243,12 @@ class InvalidTokenError(CallError):
     """The identity token is missing, expired or not signed by a known key; send the request through the gateway."""
 
     code = "invalid_api_key"
+
+
+class PermissionDeniedError(CallError):
+    """This identity was not made for this call."""
+
+    code = "permission_denied"
 
 
 class ModelNotFoundError(CallError):

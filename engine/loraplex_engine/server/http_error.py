@@ -21,6 +21,7 @@ _CODE_TO_STATUS = {
     "alora_invocation_missing": 400,
     "invalid_grammar": 400,
     "invalid_api_key": 401,
+    "permission_denied": 403,
     "model_not_found": 404,
     "not_found": 404,
     "use_chat_completions": 404,
