@@ -38,7 +38,7 @@ from loraplex.fleet.pools import parse_pools
 from loraplex.fleet.reconciler import FleetEvent, Reconciler
 from loraplex.fleet.view import FleetView
 from loraplex.gateway.advising import Advising
-from loraplex.gateway.authentication import Authenticator
+from loraplex.gateway.authentication import Authenticator, build_platform_identity
 from loraplex.gateway.desired_state import DesiredState
 from loraplex.gateway.directory import Directory
 from loraplex.gateway.door import Door
@@ -73,6 +73,7 @@ from loraplex.gateway.sampling import sample_engines
 from loraplex.gateway.scrape import Scrape
 from loraplex.gateway.server import GatewayServer, bind, describe_address
 from loraplex.keys.files import load_admin_key, load_pepper, load_signer
+from loraplex.gateway.tries import Tries
 from loraplex.keys.last_use import LastUse
 from loraplex.keys.service import KeyService
 from loraplex.openapi.document import build_document
@@ -86,7 +87,6 @@ from loraplex.usage.ledger import Ledger
 from loraplex.usage.outcomes import keep_outcomes_short
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
 from loraplex_registry.app import MESSAGES, Registry, RegistryError, RegistrySettings, TenantRef, create_registry
-from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.open_files import allow_open_files
 
@@ -115,9 +115,8 @@ class Gateway:
         )
         self.names = NameIndex(registry.names_delta, lambda: registry.epoch.current, self.directory.find_tenant_id)
         self.ledger = Ledger(self.database, self.id)
-        self.metrics = GatewayMetrics()
-        report_degraded = self.metrics.limits_degraded.set
-        self.limiter = build_limiter(self.database, self.directory, report_degraded, self.id)
+        self.metrics, self.tries = GatewayMetrics(), Tries()
+        self.limiter = build_limiter(self.database, self.directory, self.metrics.limits_degraded.set, self.id)
         self.drain = Drain()
         self.signer = load_signer(settings.signing_key, settings.data_dir)
         self.fleet = Fleet(
@@ -168,6 +167,7 @@ class Gateway:
             shared = RedisMeter(self._settings.redis_url, name)
         await self.limiter.start(shared)
         await self._ensure_admin_key()
+            self.tries.share(self._settings.redis_url, name)
         await self.directory.refresh()
         await self._registry.start()
         await self.names.ensure_fresh()
@@ -195,6 +195,7 @@ class Gateway:
         await self.limiter.stop()
         await self._registry.stop()
         await self.epochs.close()
+        await self.tries.close()
         await self.claim.release()
         await self.database.close()
 
@@ -246,7 +247,7 @@ class Gateway:
 
     async def _quarantine_failed(self, digest: str, message: str) -> int:
         try:
-            return await self._registry.quarantine_failed(digest, message, _build_platform_identity())
+            return await self._registry.quarantine_failed(digest, message, build_platform_identity())
         except RegistryError as error:
             raise UnavailableError(error.message) from error
 
@@ -269,7 +270,7 @@ class Gateway:
     async def _mend_alias(self, broken: BrokenAlias) -> str:
         tenant = TenantRef(broken.tenant_id, broken.tenant)
         try:
-            mended = await self._registry.mend_alias(tenant, broken.adapter, broken.alias, _build_platform_identity())
+            mended = await self._registry.mend_alias(tenant, broken.adapter, broken.alias, build_platform_identity())
         except RegistryError as error:
             raise UnavailableError(error.message) from error
         self._desired.look_again()
@@ -281,7 +282,7 @@ class Gateway:
         async with self.database.write() as connection:
             await record_event(
                 connection,
-                _build_platform_identity(),
+                build_platform_identity(),
                 event.action,
                 event.subject,
                 tenant_id=event.tenant_id,
@@ -293,7 +294,7 @@ class Gateway:
         return await self.claim.try_lead("reconciler")
 
     def _sign_as_platform(self) -> str:
-        return self.signer.sign(_build_platform_identity(), "engine")
+        return self.signer.sign(build_platform_identity(), "engine")
 
     def _build_app(self) -> ASGIApp:
         authenticator = Authenticator(self.directory, self._pepper, self.last_use.note)
@@ -331,7 +332,9 @@ class Gateway:
                 build_openapi_router(build_document(MESSAGES)),
                 self._registry.router(),
             ],
-            middleware=[Door(authenticator, self.directory, self._settings.engine_key, self._freshen_keys)],
+            middleware=[
+                Door(authenticator, self.directory, self._settings.engine_key, self._freshen_keys, self.tries.bearers)
+            ],
             exception_handlers={HTTPException: self._answer_error, Exception: self._answer_error},
             request_max_body_size=_MANAGEMENT_BODY_BYTES,
             openapi_config=None,
@@ -359,6 +362,7 @@ class Gateway:
             advising=self.advising,
         )
 
+            logins=self.tries.logins,
     async def _check_database(self) -> None:
         await check_revision(self.database)
 
@@ -370,18 +374,6 @@ class Gateway:
             headers=problem.all_headers,
             media_type="application/json",
         )
-
-
-def _build_platform_identity() -> Identity:
-    return Identity(
-        role="admin",
-        tenant_id=None,
-        tenant=None,
-        scopes=(),
-        key_id="gateway",
-        actor="gateway",
-        request_id=new_public_id("req"),
-    )
 
 
 def _create_registry(settings: Settings) -> Registry:

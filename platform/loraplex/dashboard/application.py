@@ -10,7 +10,6 @@ from loraplex.dashboard.asset import Assets
 from loraplex.dashboard.board import Board
 from loraplex.dashboard.door import SessionDoor
 from loraplex.dashboard.live import Streams
-from loraplex.dashboard.login_limit import LoginLimit
 from loraplex.dashboard.lookout import Lookout
 from loraplex.dashboard.page import HEADERS, Pages
 from loraplex.dashboard.parts import Parts
@@ -62,7 +61,7 @@ def build_dashboard(parts: Parts) -> Litestar:
         build_audit(desk),
     ]
     pages.entries = [entry for section in sections for entry in section.entries]
-    entrance = build_entrance(parts.authenticator, parts.freshen_keys, sessions, LoginLimit(), pages, assets)
+    entrance = build_entrance(parts.authenticator, parts.freshen_keys, sessions, parts.logins, pages, assets)
     return Litestar(
         route_handlers=[*entrance, *(handler for section in sections for handler in section.handlers)],
         middleware=[door],

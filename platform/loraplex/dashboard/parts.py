@@ -17,6 +17,7 @@ from loraplex.gateway.directory import Directory
 from loraplex.gateway.drain import Drain
 from loraplex.gateway.inference import Inference
 from loraplex.gateway.names import NameIndex
+from loraplex.gateway.tries import TryLimit
 from loraplex.quotas.limiter import Limiter
 from loraplex.stats.recorder import StatsRecorder
 from loraplex.tenants.service import TenantService
@@ -45,3 +46,4 @@ class Parts:
     registry: Any
     adapters: AdapterConsole
     advising: Advising
+    logins: TryLimit

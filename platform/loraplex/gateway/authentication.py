@@ -12,6 +12,7 @@ from loraplex.errors import AuthenticationError, TenantSuspendedError
 from loraplex.gateway.directory import Directory, KeyEntry, TenantEntry
 from loraplex.keys.secret import is_broken, is_same_secret, parse_key
 from loraplex_registry.wire.identity import Identity
+from loraplex_registry.wire.ids import new_public_id
 
 _MAX_KEY_LEN = 512
 # What an unknown id is compared with, so that it costs what a known one costs.
@@ -106,6 +107,19 @@ class Authenticator:
         if tenant.state == "suspended":
             raise TenantSuspendedError
         return tenant
+
+
+def build_platform_identity() -> Identity:
+    """Return whom the platform acts as by itself."""
+    return Identity(
+        role="admin",
+        tenant_id=None,
+        tenant=None,
+        scopes=(),
+        key_id="gateway",
+        actor="gateway",
+        request_id=new_public_id("req"),
+    )
 
 
 def target(identity: Identity, name: str, directory: Directory) -> Identity | None:

@@ -1,7 +1,7 @@
 """The middleware in front of every route: who calls, and may it see the tenant in the path. Sets `state.identity`.
 
-401 without a valid key, 403 for a suspended tenant, 404 for a tenant that is not the caller's. Scopes are checked by
-the handlers, which know what they do.
+401 without a valid key (429 after too many of those), 403 for a suspended tenant, 404 for a tenant that is not the
+caller's. Scopes are checked by the handlers, which know what they do.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from loraplex.errors import AuthenticationError, InvalidRequestError, NotFoundError
+from loraplex.errors import AuthenticationError, InvalidRequestError, NotFoundError, RateLimitExceededError
 from loraplex.gateway.authentication import Authenticator, target
 from loraplex.gateway.directory import Directory
+from loraplex.gateway.tries import TryLimit
 from loraplex_registry.wire.identity import Identity
 from loraplex_registry.wire.log import note
 from loraplex_registry.wire.naming import is_name
@@ -49,24 +50,44 @@ class Door(ASGIMiddleware):
         directory: Directory,
         engine_key: str | None,
         freshen_keys: Callable[[], Awaitable[None]],
+        tries: TryLimit,
     ) -> None:
         self._authenticator = authenticator
         self._directory = directory
         self._engine_key = engine_key
         self._freshen_keys = freshen_keys
+        self._tries = tries
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Let a request in, or raise."""
         _check_single(scope["headers"])
         if scope["path"] not in _OPEN:
             await self._freshen_keys()
-            identity = scope["state"]["identity"] = self._identify(scope)
+            identity = scope["state"]["identity"] = await self._enter(scope)
             note(tenant=identity.tenant, key_id=identity.key_id)
         await next_app(scope, receive, send)
 
-    def _identify(self, scope: Scope) -> Identity:
+    async def _enter(self, scope: Scope) -> Identity:
+        """Return who calls; who tries keys without end is told to wait, but a key that opens something always does."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         authorization = headers.get(b"authorization", b"").decode("latin-1")
+        try:
+            return self._identify(scope, authorization)
+        except AuthenticationError:
+            if not authorization:
+                raise
+            address, key = (scope["client"] or ("", 0))[0], authorization.partition(" ")[2].strip()
+            wait_s = await self._tries.find_wait_s(address, key)
+            if wait_s is None:
+                await self._tries.note_failure(address, key)
+                raise
+            raise RateLimitExceededError(
+                f"{self._tries.max_tries} calls a minute, from here or with this key, had one that opens nothing",
+                retry_after_s=wait_s,
+                headers={"x-should-retry": "false"},
+            ) from None
+
+    def _identify(self, scope: Scope, authorization: str) -> Identity:
         request_id = scope["state"]["request_id"]
         # the router takes several slashes for one
         path = _SLASHES.sub("/", scope["path"])

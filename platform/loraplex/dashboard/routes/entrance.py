@@ -11,12 +11,12 @@ from litestar.params import FromPath
 
 from loraplex.dashboard.asset import Assets
 from loraplex.dashboard.cookie import build_cookie
-from loraplex.dashboard.login_limit import MAX_TRIES, LoginLimit
 from loraplex.dashboard.page import Pages
 from loraplex.dashboard.session import LIFE, Sessions
 from loraplex.dashboard.visit import get_visit
 from loraplex.errors import AuthenticationError, LoraplexError, NotFoundError, TenantSuspendedError
 from loraplex.gateway.authentication import Authenticator
+from loraplex.gateway.tries import TryLimit
 from loraplex_registry.wire.identity import Identity
 
 _HOME = "/ui/"
@@ -29,7 +29,7 @@ def build_entrance(
     authenticator: Authenticator,
     freshen_keys: Callable[[], Awaitable[None]],
     sessions: Sessions,
-    limit: LoginLimit,
+    limit: TryLimit,
     pages: Pages,
     assets: Assets,
 ) -> list[Any]:
@@ -56,15 +56,15 @@ def build_entrance(
     async def log_in(request: Request[Any, Any, Any]) -> Response[Any]:
         form = await request.form()
         key, address = _read(form, "key").strip(), request.client.host if request.client else ""
-        if (wait_s := limit.find_wait_s(address, key)) is not None:
-            problem = f"Too many tries: {MAX_TRIES} a minute are allowed. Try again in {wait_s} s."
+        if (wait_s := await limit.find_wait_s(address, key)) is not None:
+            problem = f"Too many tries: {limit.max_tries} a minute are allowed. Try again in {wait_s} s."
             headers = {"retry-after": str(wait_s)}
             return _show_login(request, pages, _read(form, "next"), 429, problem=problem, headers=headers)
         await freshen_keys()
         try:
             identity = _identify(authenticator, key, request)
         except LoraplexError as error:
-            limit.note_failure(address, key)
+            await limit.note_failure(address, key)
             return _show_login(request, pages, _read(form, "next"), 401, problem=error.message)
         token = await sessions.open(identity)
         cookie = build_cookie(request.headers.get("host", ""), token, int(LIFE.total_seconds()))
