@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from loraplex_registry.errors import SettingError
 
@@ -52,7 +52,7 @@ def parse_address(url: str, public_url: str | None = None) -> S3Address:
     Raises:
         SettingError: A part of it is not valid, or a parameter is not known; the message names it.
     """
-    parts = urlsplit(url)
+    parts = _split(url, _NAME)
     if "@" in parts.netloc:
         raise SettingError(f"{_NAME} must hold no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     if not _BUCKET.fullmatch(parts.netloc) or parts.fragment:
@@ -72,6 +72,16 @@ def parse_address(url: str, public_url: str | None = None) -> S3Address:
         checksum=_choose(params, "checksum", _CHECKSUMS, "sha256") or "sha256",
         public_endpoint=_check_endpoint(public_url, _PUBLIC_NAME),
     )
+
+
+def _split(url: str, name: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        # looks at the port
+        _ = parts.port
+    except ValueError as error:
+        raise SettingError(f"{name} is not an address: {error}") from error
+    return parts
 
 
 def _read_params(query: str) -> dict[str, str]:
@@ -104,7 +114,7 @@ def _check_kms_key(params: dict[str, str]) -> str | None:
 def _check_endpoint(url: str | None, name: str) -> str | None:
     if url is None:
         return None
-    parts = urlsplit(url)
+    parts = _split(url, name)
     is_plain = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/")
     if not is_plain or parts.query or parts.fragment or "@" in parts.netloc:
         raise SettingError(f"{name} must be http://HOST[:PORT] or https://HOST[:PORT]")

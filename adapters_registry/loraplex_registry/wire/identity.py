@@ -22,7 +22,13 @@ __all__ = ["ROLES", "AdapterLimits", "Identity", "TokenError", "TokenSigner", "T
 ROLES = ("tenant", "admin", "admin_readonly", "engine")
 _ALGORITHM = "EdDSA"
 _REQUIRED = ["aud", "exp", "iat", "jti"]
-_LEEWAY_S = 5
+LEEWAY_S = 5
+"""How far the clocks of signer and verifier may differ."""
+
+_MAX_TOKEN_LEN = 16 << 10
+# what the library and the reading of claims make of tokens that are none
+_BROKEN = (jwt.PyJWTError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
+_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", re.DOTALL)
 
 
 class AdapterLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -141,7 +147,7 @@ class TokenVerifier:
                 token, key, [_ALGORITHM], audience=self._audience, leeway=_LEEWAY_S, options={"require": _REQUIRED}
             )
             return self._read(claims)
-        except (jwt.PyJWTError, KeyError, msgspec.ValidationError, TypeError) as error:
+        except _BROKEN as error:
             raise TokenError from error
 
     @staticmethod
@@ -153,3 +159,5 @@ class TokenVerifier:
         if identity.role not in ROLES:
             raise KeyError(identity.role)
         return identity
+        if len(token) > _MAX_TOKEN_LEN:
+            raise TokenError

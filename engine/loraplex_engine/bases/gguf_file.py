@@ -19,6 +19,7 @@ from loraplex_engine.models.config import ModelConfig
 from loraplex_engine.models.layout import expected_tensors
 
 _PIECE_FLOATS = 1 << 20
+_MAX_MESSAGE = 300
 _SERVED_ARCHITECTURE = "llama"
 _TOP_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -53,8 +54,9 @@ class GgufFile:
 
         try:
             reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError, OSError) as error:
-            raise BaseUnsupportedError(f"{path.name} is not a whole GGUF file: {error}") from error
+        # the library reads what the file says of itself, and fails as that leads it
+        except Exception as error:
+            raise BaseUnsupportedError(f"{path.name} is not a whole GGUF file: {error!r}"[:_MAX_MESSAGE]) from error
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.name = path.name

@@ -15,6 +15,8 @@ from loraplex_engine.errors import BaseUnsupportedError
 from loraplex_engine.models.family import FAMILIES, Family
 from loraplex_engine.models.rope import Rope, parse_rope
 
+_MAX_SIZE = 1 << 24
+_MAX_SHOWN = 40
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -116,8 +118,9 @@ def _check_served(config: Mapping[str, Any]) -> None:
 
 def _size(config: Mapping[str, Any], key: str) -> int:
     value = config[key]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise BaseUnsupportedError(f"config.json has {key} = {value!r}, but it must be a positive whole number.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_SIZE:
+        shown = repr(value)[:_MAX_SHOWN]
+        raise BaseUnsupportedError(f"config.json has {key} = {shown}, but it must be a whole number from 1 on.")
     return value
 
 
@@ -157,7 +160,7 @@ def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> 
     found = generation.get("eos_token_id", config.get("eos_token_id"))
     if found is None:
         return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    return tuple(map(int, found)) if isinstance(found, list) else (int(found),)
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -168,13 +171,17 @@ def load_config(folder: Path) -> ModelConfig:
     """
     path = folder / "generation_config.json"
     generation = _read_json(path) if path.exists() else None
-    return ModelConfig.from_hf(_read_json(folder / "config.json"), generation)
+    config = _read_json(folder / "config.json")
+    try:
+        return ModelConfig.from_hf(config, generation)
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
+        raise BaseUnsupportedError(f"{folder / 'config.json'} has a value of a wrong type: {error}.") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BaseUnsupportedError(f"{path} is not JSON.") from None
     except OSError as error:
         raise BaseUnsupportedError(f"{path} cannot be read: {error.strerror}.") from None

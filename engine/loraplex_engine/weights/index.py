@@ -44,13 +44,23 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     if not (folder / SHARD_INDEX).exists():
         raise BaseUnsupportedError(f"There is no {SINGLE_FILE} and no {SHARD_INDEX} in {folder}.")
-    names = set(json.loads((folder / SHARD_INDEX).read_bytes())["weight_map"].values())
-    if strange := [name for name in names if Path(name).name != name]:
+    names = _read_shard_names(folder / SHARD_INDEX)
+    if strange := [name for name in names if not name or Path(name).name != name]:
         raise BaseUnsupportedError(f"{SHARD_INDEX} names a file outside the folder: {strange[0]!r}.")
     files = sorted(folder / name for name in names)
     if missing := [file.name for file in files if not file.exists()]:
         raise BaseUnsupportedError(f"The shard {missing[0]} is missing in {folder}.")
     return files
+
+
+def _read_shard_names(file: Path) -> set[str]:
+    try:
+        names = json.loads(file.read_bytes())["weight_map"].values()
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise BaseUnsupportedError(f"{file} does not say which shard holds which tensor.") from None
+    if not all(isinstance(name, str) and "\0" not in name for name in names):
+        raise BaseUnsupportedError(f"{file} names a shard by something else than a name.")
+    return set(names)
 
 
 def read_index(folder: Path) -> dict[str, TensorEntry]:
@@ -81,7 +91,7 @@ def read_header(file: Path) -> Iterator[TensorEntry]:
 def _parse_header(file: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BaseUnsupportedError(f"The header of {file} is not JSON.") from None
     if not isinstance(header, dict):
         raise BaseUnsupportedError(f"The header of {file} is not a JSON object.")
@@ -92,11 +102,16 @@ def _parse_header(file: Path, text: bytes) -> dict[str, Any]:
 def _entry(file: Path, name: str, item: dict[str, Any], data_start: int, size: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = item["dtype"], tuple(map(int, item["shape"])), map(int, item["data_offsets"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise BaseUnsupportedError(f"The header of {file} does not say where the tensor {name} lies.") from None
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise BaseUnsupportedError(f"The tensor {name} is {dtype}; served are {', '.join(ITEM_BYTES)}.")
-    if begin < 0 or end - begin != prod(shape) * ITEM_BYTES[dtype] or data_start + end > size:
+    if (
+        begin < 0
+        or min(shape, default=0) < 0
+        or end - begin != prod(shape) * ITEM_BYTES[dtype]
+        or data_start + end > size
+    ):
         raise BaseUnsupportedError(f"{file} is cut short: the tensor {name} does not fit.")
     return TensorEntry(name, dtype, shape, file, data_start + begin, data_start + end)
 

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -31,7 +31,11 @@ PARITY_TIMEOUT_S = 310.0
 """Longer than an engine takes at most, its queue included."""
 GAP_TIMEOUT_S = 30.0
 _MAX_EVENT_BYTES = 16 << 20
+_MAX_BODY_BYTES = 256 << 20
 _PRIVATE = (done.DONE,)
+_FRAMING = (b"content-encoding", b"content-length", b"transfer-encoding")
+_SECONDS = re.compile(r"[0-9]{1,6}")
+_T = TypeVar("_T")
 _END = b"\n\n"
 _DATA = re.compile(rb"^data:", re.MULTILINE)
 # what is more than text for the client: no line of an event's JSON can begin so
@@ -65,7 +69,7 @@ class EngineAnswer:
         self.is_stream = stream.headers.get("content-type", "").startswith("text/event-stream")
         self.digest = stream.headers.get(done.DIGEST)
         header = stream.headers.get(done.DONE)
-        self.done: RequestDone | None = done.decode_done(header) if header else None
+        self.done: RequestDone | None = _decode(header.encode("latin-1"), RequestDone) if header else None
         self._body: bytes | None = None
 
     def header(self, name: str) -> str | None:
@@ -80,7 +84,11 @@ class EngineAnswer:
         """
         if self._body is None:
             pieces: list[bytes] = []
+            num_bytes = 0
             while piece := await self._stream.read(self._gap_s):
+                num_bytes += len(piece)
+                if num_bytes > _MAX_BODY_BYTES:
+                    raise ReplicaFailedError("The engine sent an answer without end.")
                 pieces.append(piece)
             self._body = b"".join(pieces)
         return self._body
@@ -117,7 +125,7 @@ class EngineAnswer:
             if special is None:
                 yield Events(block + _END, len(_DATA.findall(block)), arrived_at)
             elif special["done"]:
-                self.done = done.decode_done(block[special.end() :])
+                self.done = _decode(block[special.end() :], RequestDone)
             else:
                 error = block[special.end("data") :] if special["error"] else b""
                 yield Events(block + _END, 1, arrived_at, is_last=True, error=error)
@@ -224,24 +232,28 @@ class EngineClient:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         request = self._http.build_request(method, path, content=content, headers=headers, timeout=timeout)
         response = await self._open(request, timeout_s)
+        content = bytearray()
         try:
             async with asyncio.timeout(timeout_s):
-                await response.aread()
-        except (httpx.TransportError, TimeoutError) as error:
+                async for piece in response.aiter_bytes():
+                    content += piece
+                    if len(content) > _MAX_BODY_BYTES:
+                        raise ReplicaFailedError("The engine sent an answer without end.")
+        except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             raise ReplicaFailedError from error
         finally:
             await response.aclose()
-        return response
+        return httpx.Response(response.status_code, headers=_keep(response.headers), content=bytes(content))
 
     async def abort(self, request_id: str) -> RequestDone | None:
         """End a request and return what it cost; None if the engine does not know it (any more)."""
         response = await self.call("POST", f"/internal/requests/{request_id}/abort")
-        return done.decode_done(response.content) if response.status_code == 200 else None
+        return _decode(response.content, RequestDone) if response.status_code == 200 else None
 
     async def find_request(self, request_id: str) -> RequestStatus | None:
         """Return what the engine knows of a request that runs or ended in the last 15 minutes."""
         response = await self.call("GET", f"/internal/requests/{request_id}")
-        return msgspec.json.decode(response.content, type=RequestStatus) if response.status_code == 200 else None
+        return _decode(response.content, RequestStatus) if response.status_code == 200 else None
 
     async def read_usage(self, within_s: float) -> UsageReport:
         """Return what all requests of the engine's process cost, and each that ended in the last `within_s` seconds.
@@ -253,10 +265,7 @@ class EngineClient:
         response = await self.call("GET", f"/internal/usage?within_s={within_s}")
         if response.status_code != 200:
             raise ReplicaFailedError(f"The engine answered {response.status_code} for its usage.")
-        try:
-            return msgspec.json.decode(response.content, type=UsageReport)
-        except msgspec.MsgspecError as error:
-            raise ReplicaFailedError("The engine's answer for its usage makes no sense.") from error
+        return _decode(response.content, UsageReport)
 
     async def load_adapter(self, digest: str, *, pin: bool | None = None, forgive: bool = True) -> httpx.Response:
         """Make an adapter resident and wait for it; 200 when it is.
@@ -289,15 +298,14 @@ class EngineClient:
         response = await self.call("POST", f"/internal/parity/{digest}", timeout_s=timeout_s)
         if response.status_code != 200:
             raise _read_refusal(response)
-        return msgspec.json.decode(response.content, type=ParityResult)
+        return _decode(response.content, ParityResult)
 
     async def state(self) -> dict[str, Any]:
         """Return slots, tiers, queue, KV and model facts."""
         response = await self.call("GET", "/internal/state")
         if response.status_code != 200:
             raise ReplicaFailedError(f"The engine answered {response.status_code} for its state.")
-        state: dict[str, Any] = msgspec.json.decode(response.content)
-        return state
+        return _decode(response.content, dict[str, Any])
 
     async def is_ready(self) -> bool:
         """Whether the engine serves now; False too when it cannot be reached."""
@@ -311,6 +319,11 @@ class EngineClient:
         return (await self.call("GET", "/metrics")).text
 
 
+def _keep(headers: httpx.Headers) -> list[tuple[bytes, bytes]]:
+    """Those that still hold once the body is there as a whole."""
+    return [(name, value) for name, value in headers.raw if name.lower() not in _FRAMING]
+
+
 class _Problem(msgspec.Struct):
     message: str
     code: str | None = None
@@ -320,13 +333,27 @@ class _Refusal(msgspec.Struct):
     error: _Problem
 
 
+def _decode(content: bytes, kind: type[_T]) -> _T:
+    """Return what an engine said; one that was taken over may say anything.
+
+    Raises:
+        ReplicaFailedError: It is something else.
+    """
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ReplicaFailedError("The engine's answer makes no sense.") from error
+
+
 def _read_refusal(response: httpx.Response) -> EngineRefusedError | ReplicaFailedError:
     """The error that an engine answered."""
     try:
-        problem = msgspec.json.decode(response.content, type=_Refusal).error
-    except msgspec.MsgspecError:
+        problem = _decode(response.content, _Refusal).error
+    except ReplicaFailedError:
         return ReplicaFailedError(f"The engine answered {response.status_code}.")
     if problem.code in (None, ReplicaFailedError.code):
         return ReplicaFailedError(problem.message)
     retry_after = response.headers.get("retry-after", "")
-    return EngineRefusedError(problem.code, problem.message, int(retry_after) if retry_after.isdecimal() else None)
+    return EngineRefusedError(
+        problem.code, problem.message, int(retry_after) if _SECONDS.fullmatch(retry_after) else None
+    )

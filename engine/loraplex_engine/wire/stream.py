@@ -20,6 +20,7 @@ from loraplex_engine.errors import ReplicaFailedError, UnreachableError
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_UNREAD_BYTES = 256 << 10
+_FIRST_FINAL = 200
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
@@ -102,7 +103,7 @@ class HttpStream(asyncio.Protocol):
             self._num_head_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._lose()
         if not self._head.done() and self._num_head_bytes > _MAX_HEAD_BYTES:
             self._lose()
@@ -118,7 +119,8 @@ class HttpStream(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Give out the head (parser)."""
         self.status = self._parser.get_status_code()
-        if not self._head.done():
+        # what is only informational is followed by the answer
+        if self.status >= _FIRST_FINAL and not self._head.done():
             self._head.set_result(None)
 
     def on_body(self, body: bytes) -> None:

@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._now, self.has_answered = time.perf_counter(), True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._break("protocol", f"The answer is not HTTP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:

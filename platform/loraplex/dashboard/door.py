@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from litestar import Request, Response
 from litestar.middleware import ASGIMiddleware
@@ -113,7 +113,7 @@ def check_origin(origin: str | None, host: str) -> None:
     Raises:
         PermissionDeniedError: The origin is missing, or another one than the host that was called.
     """
-    if origin is None or not host or urlsplit(origin).netloc.lower() != host.lower():
+    if not host or (origin or "").lower() not in (f"http://{host}".lower(), f"https://{host}".lower()):
         raise PermissionDeniedError(
             "This did not come from a page of this address; behind a proxy, let it pass the Host header on as it is"
         )

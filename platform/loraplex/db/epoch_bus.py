@@ -144,9 +144,10 @@ class RedisBus:
         found = await self._ask(self._redis.hmget(self._key, list(_FIELDS)))  # type: ignore[arg-type]
         # A server that we had to connect to again may have started from an older copy of itself.
         is_new, self._num_connects_seen = self._num_connects != self._num_connects_seen, self._num_connects
-        if is_new or None in found:
-            return None
-        return Epochs(*map(int, found))
+        try:
+            return None if is_new or None in found else Epochs(*map(int, found))
+        except (ValueError, TypeError) as error:
+            raise BusError("its answer makes no sense") from error
 
     async def _eval(self, script: str, arguments: list[str]) -> None:
         await self._ask(self._redis.eval(script, 1, self._key, *arguments))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ whether they serve.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -75,7 +76,7 @@ class Discovery:
         except OSError:
             self._expire(engine, KEPT_UNKNOWN_S)
         else:
-            urls = tuple(build_url(address) for address in sorted(set(addresses)))
+            urls = tuple(build_url(address) for address in sorted(set(addresses)) if is_engine_address(address))
             self._known[engine] = _Known(urls, self._clock())
         finally:
             self._questions.pop(engine, None)
@@ -95,6 +96,16 @@ def split_name(engine: str) -> tuple[str, int, Callable[[str], str]]:
         return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
 
     return host, int(port), build_url
+
+
+def is_engine_address(address: str) -> bool:
+    """Whether an engine may be there: no name server makes us call what answers on this link alone, or nobody."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    return not (found.is_link_local or found.is_multicast or found.is_unspecified)
 
 
 async def resolve_name(host: str, port: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -66,13 +67,21 @@ def _parse_pool(name: str, fields: dict[str, object]) -> Pool:
     for kind, found in (("base", base), ("model", model)):
         if found is not None and not (isinstance(found, str) and is_name(found)):
             raise SettingsError(f"LORAPLEX_POOLS: {name}: '{kind}' is the served name of a model, of a-z, 0-9 and '-'")
-    if not isinstance(engines, list) or not all(isinstance(url, str) and _URL.fullmatch(url) for url in engines):
+    if not isinstance(engines, list) or not all(isinstance(url, str) and _is_address(url) for url in engines):
         raise SettingsError(f"LORAPLEX_POOLS: {name} needs 'engines', a list of http:// or dns+http:// URLs")
     urls = tuple(url.rstrip("/") for url in engines)
     pins = _parse_pins(name, fields.get("pin", []))
     if pins and model is not None:
         raise SettingsError(f"LORAPLEX_POOLS: {name} serves one full model, so there is nothing to pin")
     return Pool(name, str(base or ""), urls, None if model is None else str(model), pins)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return _URL.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:
+        # a port beyond 65535, or what stands in brackets and is no IPv6
+        return False
 
 
 def _parse_pins(pool: str, given: object) -> tuple[Pin, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -23,7 +24,8 @@ from loraplex.usage.record import Done, Settlement
 from loraplex_engine.wire.client import EngineAnswer
 from loraplex_engine.wire.done import RequestDone
 
-_PASSED_HEADERS = ("content-type", "retry-after")
+_STREAM_TYPE, _WHOLE_TYPE = "text/event-stream; charset=utf-8", "application/json"
+_SECONDS = re.compile(r"[0-9]{1,6}")
 _log = logging.getLogger(__name__)
 
 Settle = Callable[[Settlement, Replica], Awaitable[None]]
@@ -140,8 +142,11 @@ class Generation:
         raise ReplicaFailedError("The engine ended its answer in the middle; send the request again.")
 
     async def _start(self, answer: EngineAnswer, send: Send, more: dict[str, str] | None = None) -> None:
-        found = {name: answer.header(name) for name in _PASSED_HEADERS}
-        passed = {name: value for name, value in found.items() if value is not None}
+        # not the engine's word: an answer of one that was taken over must be no page to a browser
+        passed = {"content-type": _STREAM_TYPE if answer.is_stream else _WHOLE_TYPE}
+        retry_after = answer.header("retry-after")
+        if retry_after is not None and _SECONDS.fullmatch(retry_after):
+            passed["retry-after"] = retry_after
         headers = passed | self._own_headers(is_stream=answer.is_stream) | (more or {})
         self._has_started = True
         await send(
