@@ -61,8 +61,8 @@ __all__ = [
     "MESSAGES",
     "AliasView",
     "BrokenAlias",
-    "Registry",
     "Inventory",
+    "Registry",
     "RegistryError",
     "RegistrySettings",
     "TenantRef",
@@ -72,15 +72,13 @@ __all__ = [
     "create_registry",
     "current",
     "head",
+    "knows_revision",
+    "list_files",
+    "open_inventory",
+    "serves",
     "upgrade",
 ]
 _AUDIENCE = "registry"
-    "knows_revision",
-    "list_files",
-    "load_settings",
-    "open_inventory",
-    "probe_store",
-    "serves",
 _EPOCH_POLL_S = 1.0
 _MAX_JSON_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
