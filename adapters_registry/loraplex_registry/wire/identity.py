@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +19,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from loraplex_registry.errors import TokenError
 
-__all__ = ["ROLES", "AdapterLimits", "Identity", "TokenError", "TokenSigner", "TokenVerifier", "generate_signing_key"]
+__all__ = [
+    "ROLES",
+    "AdapterLimits",
+    "Identity",
+    "TokenError",
+    "TokenSigner",
+    "TokenVerifier",
+    "generate_signing_key",
+    "split_public_keys",
+]
 ROLES = ("tenant", "admin", "admin_readonly", "engine")
 _ALGORITHM = "EdDSA"
 _REQUIRED = ["aud", "exp", "iat", "jti"]
@@ -86,6 +96,22 @@ def generate_signing_key() -> bytes:
     )
 
 
+def split_public_keys(text: str) -> tuple[bytes, ...]:
+    """Return the public keys in `text`: PEM blocks one after another, or a JSON list of them.
+
+    Raises:
+        TokenError: There is none.
+    """
+    try:
+        blocks = "\n".join(msgspec.json.decode(text, type=list[str])) if text.lstrip().startswith("[") else text
+    except msgspec.DecodeError as error:
+        raise TokenError("is not a JSON list of PEM keys") from error
+    keys = tuple(f"{block}\n".encode() for block in _PEM.findall(blocks))
+    if not keys:
+        raise TokenError("holds no public key; give the gateway's in PEM")
+    return keys
+
+
 def _key_id(key: Ed25519PublicKey) -> str:
     raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return base64.urlsafe_b64encode(hashlib.sha256(raw).digest()[:12]).decode()
@@ -128,12 +154,26 @@ class TokenVerifier:
 
     def __init__(self, public_pems: Iterable[bytes], audience: str) -> None:
         self._audience = audience
-        self._keys: dict[str, Ed25519PublicKey] = {}
+        self.trust(public_pems)
+
+    def trust(self, public_pems: Iterable[bytes]) -> None:
+        """Trust these keys from now on, and no others.
+
+        Raises:
+            TokenError: One is no Ed25519 public key in PEM; then nothing changes.
+        """
+        keys: dict[str, Ed25519PublicKey] = {}
         for pem in public_pems:
             key = serialization.load_pem_public_key(pem)
             if not isinstance(key, Ed25519PublicKey):
                 raise TokenError("a verify key is not an Ed25519 public key in PEM")
-            self._keys[_key_id(key)] = key
+            keys[_key_id(key)] = key
+        self._keys = keys
+
+    @property
+    def kids(self) -> tuple[str, ...]:
+        """Ids of the keys that are trusted."""
+        return tuple(self._keys)
 
     def verify(self, token: str) -> Identity:
         """Return the identity in `token`.
@@ -141,10 +181,12 @@ class TokenVerifier:
         Raises:
             TokenError: It is malformed, expired, for another audience or signed by an unknown key.
         """
+        if len(token) > _MAX_TOKEN_LEN:
+            raise TokenError
         try:
             key = self._keys[jwt.get_unverified_header(token).get("kid", "")]
             claims = jwt.decode(
-                token, key, [_ALGORITHM], audience=self._audience, leeway=_LEEWAY_S, options={"require": _REQUIRED}
+                token, key, [_ALGORITHM], audience=self._audience, leeway=LEEWAY_S, options={"require": _REQUIRED}
             )
             return self._read(claims)
         except _BROKEN as error:
@@ -154,10 +196,11 @@ class TokenVerifier:
     def _read(claims: dict[str, Any]) -> Identity:
         names = set(Identity.__struct_fields__)
         body: dict[str, Any] = {"tenant_id": None, "tenant": None}
+        # a newer gateway may vouch for more than this part knows of
         body |= {name: value for name, value in claims.items() if name in names}
+        if isinstance(limits := body.get("limits"), dict):
+            body["limits"] = {name: value for name, value in limits.items() if name in AdapterLimits.__struct_fields__}
         identity = msgspec.convert(body | {"request_id": claims["jti"]}, Identity)
         if identity.role not in ROLES:
             raise KeyError(identity.role)
         return identity
-        if len(token) > _MAX_TOKEN_LEN:
-            raise TokenError
