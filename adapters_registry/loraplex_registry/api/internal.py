@@ -7,6 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from litestar import Controller, get
+from litestar.datastructures import ResponseHeader
 from litestar.response import Stream
 
 from loraplex_registry.adapters.name import read_delta
@@ -18,6 +19,7 @@ from loraplex_registry.db.model import VersionRow
 from loraplex_registry.errors import ArtifactMissingError, InvalidRequestError, NotFoundError
 from loraplex_registry.wire.adapter import Manifest, NamesDelta
 from loraplex_registry.wire.digest import check_digest
+from loraplex_registry.wire.protocol import HEADER, SPOKEN
 
 
 class InternalRoutes(Controller):
@@ -25,6 +27,7 @@ class InternalRoutes(Controller):
 
     path = "/internal"
     include_in_schema = False
+    response_headers = (ResponseHeader(name=HEADER, value=SPOKEN),)
 
     @get("/artifacts/{digest:str}/manifest")
     async def manifest(self, request: Call, services: Work, digest: Name) -> Manifest:

@@ -14,6 +14,7 @@ import msgspec
 from loraplex_registry.errors import ArtifactError, ArtifactMissingError
 from loraplex_registry.wire.adapter import Manifest
 from loraplex_registry.wire.digest import check_digest
+from loraplex_registry.wire.protocol import HEADER, find_mismatch
 
 __all__ = ["ArtifactClient", "ArtifactError", "ArtifactMissingError"]
 _TIMEOUT = httpx.Timeout(30.0, connect=2.0)
@@ -100,6 +101,8 @@ class ArtifactClient:
     @contextmanager
     def _open(self, path: str) -> Iterator[httpx.Response]:
         with self._http.stream("GET", path) as response:
+            if mismatch := find_mismatch("the registry", response.headers.get(HEADER)):
+                raise ArtifactError(mismatch)
             if response.status_code == 404:
                 raise ArtifactMissingError
             if response.status_code >= 500:

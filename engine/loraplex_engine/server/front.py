@@ -35,6 +35,7 @@ from loraplex_engine.wire.done import RequestDone
 from loraplex_engine.wire.messages import CancelParity, CoreReady, Drain, MeasureParity
 from loraplex_engine.wire.openai import ModelCard, SamplingFields, TokenizeRequest, TokenizeResponse
 from loraplex_registry.wire.digest import check_digest
+from loraplex_registry.wire.protocol import SPOKEN
 
 PARITY_TIMEOUT_S = 305.0
 """A little longer than a core takes at most."""
@@ -263,6 +264,7 @@ def build_state(front: Front, core_state: dict[str, Any] | None) -> dict[str, An
     facts = front.core.facts
     return {
         **(core_state or {}),
+        "protocol": SPOKEN,
         "is_ready": front.core.is_ready and not front.core.is_draining,
         "is_draining": front.core.is_draining,
         "open_requests": front.log.num_open,

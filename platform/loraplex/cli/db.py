@@ -26,7 +26,11 @@ Url = Annotated[
     help_epilogue=examples("loraplex db upgrade", "LORAPLEX_DATABASE_URL=postgresql+psycopg://... loraplex db upgrade")
 )
 def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
-    """Move the database to this program's revision: under a lock, and after copying a SQLite file."""
+    """Move the database to this program's revision: under a lock, and after copying a SQLite file.
+
+    A newer database that serves this program still, as after a roll-back, stays as it is.
+    """
+    from loraplex_registry.app import head
     from loraplex_registry.app import upgrade as run
 
     result = run(_find_url(url))
@@ -37,25 +41,32 @@ def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
         done(f"The database went from {result.before or 'empty'} to {result.after}.")
         if result.copy:
             say(f"A copy of what it was: {result.copy}")
+    elif result.after != head():
+        done(f"The database is at {result.after}, newer than this program, which it serves; nothing to do.")
     else:
         done(f"The database is at {result.after}; nothing to do.")
 
 
 @app.command(help_epilogue=examples("loraplex db current", "loraplex db current --json"))
 def current(*, url: Url = None, as_json: AsJson = False) -> int:
-    """Show the database's revision and this program's; the exit code is 3 if they differ."""
-    from loraplex_registry.app import current as find
-    from loraplex_registry.app import head
+    """Show the database's revision and this program's; the exit code is 3 if this program may not run on it.
 
-    found, needed = find(_find_url(url)), head()
-    facts = {"current": found, "head": needed, "is_current": found == needed}
+    A database may be newer and serve this program still: then programs of both releases run side by side.
+    """
+    from loraplex_registry.app import current as find
+    from loraplex_registry.app import head, knows_revision, serves
+
+    place = _find_url(url)
+    found, needed, is_served = find(place), head(), serves(place)
+    facts = {"current": found, "head": needed, "is_current": found == needed, "is_served": is_served}
     if as_json:
         print_json(facts)
     else:
         print_facts(facts)
-        if found != needed:
-            say("Run: loraplex db upgrade")
-    return 0 if found == needed else 3
+        if not is_served:
+            is_older = found is None or knows_revision(found)
+            say("Run: loraplex db upgrade" if is_older else "The database left this program behind: use the newer one.")
+    return 0 if is_served else 3
 
 
 def _find_url(told: str | None) -> str:

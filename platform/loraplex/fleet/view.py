@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from loraplex_registry.wire.protocol import find_mismatch
+
 T = TypeVar("T")
 
 
@@ -188,6 +190,8 @@ def _find_full_problem(
     model: str, digest: str | None, registered: Collection[str], state: dict[str, Any]
 ) -> str | None:
     name = _facts(state).get("name")
+    if mismatch := find_mismatch("it", state.get("protocol")):
+        return mismatch
     if state.get("is_draining"):
         return "it is draining"
     if not state.get("is_ready", False):
@@ -207,6 +211,8 @@ def _facts(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _find_problem(base: str, reported: object, expected: str | None, state: dict[str, Any]) -> str | None:
+    if mismatch := find_mismatch("it", state.get("protocol")):
+        return mismatch
     if state.get("is_draining"):
         return "it is draining"
     if not state.get("is_ready", False):
