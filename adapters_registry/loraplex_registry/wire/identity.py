@@ -197,10 +197,7 @@ class TokenVerifier:
         names = set(Identity.__struct_fields__)
         body: dict[str, Any] = {"tenant_id": None, "tenant": None}
         # a newer gateway may vouch for more than this part knows of
-        # a newer gateway may vouch for more than this part knows of
         body |= {name: value for name, value in claims.items() if name in names}
-        if isinstance(limits := body.get("limits"), dict):
-            body["limits"] = {name: value for name, value in limits.items() if name in AdapterLimits.__struct_fields__}
         if isinstance(limits := body.get("limits"), dict):
             body["limits"] = {name: value for name, value in limits.items() if name in AdapterLimits.__struct_fields__}
         identity = msgspec.convert(body | {"request_id": claims["jti"]}, Identity)
