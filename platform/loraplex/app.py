@@ -72,8 +72,8 @@ from loraplex.gateway.routes.versions import build_version_router
 from loraplex.gateway.sampling import sample_engines
 from loraplex.gateway.scrape import Scrape
 from loraplex.gateway.server import GatewayServer, bind, describe_address
-from loraplex.keys.files import load_admin_key, load_pepper, load_signer
 from loraplex.gateway.tries import Tries
+from loraplex.keys.files import load_admin_key, load_pepper, load_signer
 from loraplex.keys.last_use import LastUse
 from loraplex.keys.service import KeyService
 from loraplex.openapi.document import build_document
@@ -116,7 +116,8 @@ class Gateway:
         self.names = NameIndex(registry.names_delta, lambda: registry.epoch.current, self.directory.find_tenant_id)
         self.ledger = Ledger(self.database, self.id)
         self.metrics, self.tries = GatewayMetrics(), Tries()
-        self.limiter = build_limiter(self.database, self.directory, self.metrics.limits_degraded.set, self.id)
+        report_degraded = self.metrics.limits_degraded.set
+        self.limiter = build_limiter(self.database, self.directory, report_degraded, self.id)
         self.drain = Drain()
         self.signer = load_signer(settings.signing_key, settings.data_dir)
         self.fleet = Fleet(
@@ -165,9 +166,9 @@ class Gateway:
             name = await name_database(self.database)
             await self.epochs.start(RedisBus(self._settings.redis_url, name))
             shared = RedisMeter(self._settings.redis_url, name)
+            self.tries.share(self._settings.redis_url, name)
         await self.limiter.start(shared)
         await self._ensure_admin_key()
-            self.tries.share(self._settings.redis_url, name)
         await self.directory.refresh()
         await self._registry.start()
         await self.names.ensure_fresh()
@@ -193,9 +194,9 @@ class Gateway:
         await self.ledger.stop()
         await self.stats.stop()
         await self.limiter.stop()
+        await self.tries.close()
         await self._registry.stop()
         await self.epochs.close()
-        await self.tries.close()
         await self.claim.release()
         await self.database.close()
 
@@ -360,9 +361,9 @@ class Gateway:
             registry=self._registry,
             adapters=self._registry.console,
             advising=self.advising,
+            logins=self.tries.logins,
         )
 
-            logins=self.tries.logins,
     async def _check_database(self) -> None:
         await check_revision(self.database)
 
