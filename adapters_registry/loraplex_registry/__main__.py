@@ -18,8 +18,10 @@ from loraplex_registry.errors import BodyTimeoutError, MigrationError, RegistryE
 from loraplex_registry.http.hardened import Hardened
 from loraplex_registry.http.server import build_config
 from loraplex_registry.settings import load_settings
+from loraplex_registry.wire.identity import TokenVerifier, split_public_keys
 from loraplex_registry.wire.log import AccessLog, configure_log
 from loraplex_registry.wire.open_files import allow_open_files
+from loraplex_registry.wire.reload import Reloader, reload_on_hangup
 
 _DRAIN_S = 30
 _log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ def main() -> int:
         settings = load_settings(os.environ)
         configure_log(settings.log_level, settings.log_format)
         check_revision(settings.registry.database_url)
-        app = create_app(settings)
+        app = create_app(settings, on_start=_reload_on_hangup)
     except SettingError as error:
         configure_log("info")
         _log.error("%s", error.message)
@@ -47,8 +49,6 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
 def build_server(app: ASGI3Application, **options: Any) -> uvicorn.Server:
     """Return the server of a registry's app, not yet started; `options` as `uvicorn.Config` takes them."""
     served = AccessLog(Hardened(app, BodyTimeoutError), "loraplex_registry.access")
@@ -60,3 +60,5 @@ def _reload_on_hangup(verifier: TokenVerifier) -> None:
     reload_on_hangup(Reloader("registry", os.environ, take))
 
 
+if __name__ == "__main__":
+    sys.exit(main())

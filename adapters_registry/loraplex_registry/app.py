@@ -44,7 +44,8 @@ from loraplex_registry.inventory import Inventory, list_files, open_inventory
 from loraplex_registry.parity.gate import ParityGate, ParityJudge
 from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.saturation import Saturations
-from loraplex_registry.settings import RegistrySettings, ServerSettings
+from loraplex_registry.settings import RegistrySettings, ServerSettings, load_settings
+from loraplex_registry.storage.probe import StoreStep, check_store_url, probe_store
 from loraplex_registry.storage.store import create_store
 from loraplex_registry.uploads.admission import Admission
 from loraplex_registry.uploads.checker import Checker, ProcessChecker
@@ -65,16 +66,20 @@ __all__ = [
     "Registry",
     "RegistryError",
     "RegistrySettings",
+    "StoreStep",
     "TenantRef",
     "Upgrade",
     "check_revision",
+    "check_store_url",
     "create_app",
     "create_registry",
     "current",
     "head",
     "knows_revision",
     "list_files",
+    "load_settings",
     "open_inventory",
+    "probe_store",
     "serves",
     "upgrade",
 ]
@@ -295,8 +300,18 @@ def create_registry(settings: RegistrySettings, *, checker: Checker | None = Non
     return Registry(services, checker)
 
 
-def create_app(settings: ServerSettings, *, checker: Checker | None = None) -> Litestar:
+def create_app(
+    settings: ServerSettings,
+    *,
+    checker: Checker | None = None,
+    on_start: Callable[[TokenVerifier], None] = lambda _: None,
+) -> Litestar:
     """Return the registry as an app of its own: every route but `/healthz` needs a token of the gateway.
+
+    Args:
+        settings: What it is told.
+        checker: Checks adapters; default in processes.
+        on_start: Given the verifier of tokens in the loop that serves, once it does.
 
     Raises:
         SettingError: A setting is not valid.
@@ -310,6 +325,7 @@ def create_app(settings: ServerSettings, *, checker: Checker | None = None) -> L
     @contextlib.asynccontextmanager
     async def life(_: Litestar) -> AsyncIterator[None]:
         await registry.start()
+        on_start(verifier)
         try:
             yield
         finally:

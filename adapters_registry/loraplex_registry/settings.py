@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loraplex_registry.errors import SettingError
+from loraplex_registry.errors import SettingError, TokenError
+from loraplex_registry.wire.identity import split_public_keys
 from loraplex_registry.wire.log import FORMATS, LEVELS
 from loraplex_registry.wire.setting import read_days, read_pool_size, read_settings
 
 _PARITY_GATES = ("required", "when_available", "off")
-_DEFAULT_LISTEN = "127.0.0.1:8081"
-_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----.+?-----END PUBLIC KEY-----", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +97,7 @@ def load_settings(environ: Mapping[str, str]) -> ServerSettings:
         SettingError: A name or value is not valid, or one that is needed is absent.
     """
     values = read_settings(environ, "registry")
-    host, port = _split_listen(values.get("listen", _DEFAULT_LISTEN))
+    host, port = _split_listen(values["listen"])
     return ServerSettings(
         registry=RegistrySettings(
             database_url=values.get("database_url") or _in_data_dir(values, "sqlite+aiosqlite:///{}/loraplex.db"),
@@ -114,7 +111,7 @@ def load_settings(environ: Mapping[str, str]) -> ServerSettings:
         ),
         host=host,
         port=port,
-        verify_keys=split_keys(values.get("verify_keys", "")),
+        verify_keys=_split_keys(values.get("verify_keys", "")),
         log_level=_check_choice("LORAPLEX_LOG_LEVEL", values.get("log_level"), LEVELS) or "info",
         log_format=_check_choice("LORAPLEX_LOG_FORMAT", values.get("log_format"), FORMATS),
     )
@@ -126,20 +123,11 @@ def _check_choice(name: str, text: str | None, known: Sequence[str]) -> str | No
     return text
 
 
-def split_keys(text: str) -> tuple[bytes, ...]:
-    """Return the public keys in `text`: PEM blocks one after another, or a JSON list of them.
-
-    Raises:
-        SettingError: There is none.
-    """
+def _split_keys(text: str) -> tuple[bytes, ...]:
     try:
-        text = "\n".join(json.loads(text)) if text.lstrip().startswith("[") else text
-    except (ValueError, TypeError) as error:
-        raise SettingError("LORAPLEX_VERIFY_KEYS is not a JSON list of PEM keys") from error
-    keys = tuple(block.encode() for block in _PEM.findall(text))
-    if not keys:
-        raise SettingError("LORAPLEX_VERIFY_KEYS holds no public key; give the gateway's in PEM")
-    return keys
+        return split_public_keys(text)
+    except TokenError as error:
+        raise SettingError(f"LORAPLEX_VERIFY_KEYS {error.message}") from error
 
 
 def _in_data_dir(values: Mapping[str, str], template: str) -> str:

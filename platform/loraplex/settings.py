@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loraplex.errors import SettingsError
-from loraplex_registry.wire.log import FORMATS
+from loraplex_registry.wire.log import FORMATS, LEVELS
 from loraplex_registry.wire.setting import SettingError, read_days, read_drain_s, read_pool_size, read_settings
 
-_DEFAULT_LISTEN = "127.0.0.1:8080"
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _IN_MEMORY = "memory://"
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +100,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
     except SettingError as error:
         raise SettingsError(error.message) from error
     _refuse_unbuilt(values)
-    host, port = split_listen(values.get("listen", _DEFAULT_LISTEN))
+    host, port = split_listen(values["listen"])
     data_dir = Path(values["data_dir"]).expanduser().resolve() if "data_dir" in values else None
     return Settings(
         database_url=values.get("database_url") or _in_data_dir(data_dir, "sqlite+aiosqlite:///{}/loraplex.db"),
@@ -116,12 +114,12 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         signing_key=values.get("signing_key"),
         key_pepper=values.get("key_pepper"),
         engine_key=values.get("engine_key"),
-        parity_gate=values.get("parity_gate", "when_available"),
+        parity_gate=values["parity_gate"],
         purge_after_days=_read_days("LORAPLEX_PURGE_AFTER_DAYS", values["purge_after_days"]),
-        redis_url=_read_redis_url(values.get("redis_url", _IN_MEMORY)),
+        redis_url=check_redis_url(values["redis_url"]),
         database_pool_size=_read_pool_size(values["database_pool_size"]),
         outcome_days=_read_days("LORAPLEX_OUTCOME_DAYS", values["outcome_days"]),
-        log_level=_check_log_level(values.get("log_level", "info")),
+        log_level=_check_log_level(values["log_level"]),
         log_format=_check_log_format(values.get("log_format")),
         drain_s=_read_drain_s(values["drain_s"]),
     )
@@ -167,7 +165,12 @@ def _refuse_unbuilt(values: Mapping[str, str]) -> None:
         )
 
 
-def _read_redis_url(text: str) -> str | None:
+def check_redis_url(text: str) -> str | None:
+    """Return LORAPLEX_REDIS_URL, None for memory://.
+
+    Raises:
+        SettingsError: It is something else.
+    """
     if text == _IN_MEMORY:
         return None
     if not text.startswith(_REDIS_SCHEMES):
@@ -204,6 +207,6 @@ def _check_log_format(text: str | None) -> str | None:
 
 
 def _check_log_level(text: str) -> str:
-    if text not in _LOG_LEVELS:
-        raise SettingsError(f"LORAPLEX_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}, not {text!r}")
+    if text not in LEVELS:
+        raise SettingsError(f"LORAPLEX_LOG_LEVEL must be one of {', '.join(LEVELS)}, not {text!r}")
     return text

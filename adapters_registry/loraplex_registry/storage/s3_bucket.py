@@ -55,17 +55,18 @@ class Listed:
 class S3Bucket:
     """Objects by keys below the address's prefix. Safe for threads."""
 
-    def __init__(self, address: S3Address) -> None:
+    def __init__(self, address: S3Address, max_tries: int = _MAX_TRIES) -> None:
         self.address = address
+        self._max_tries = max_tries
 
     @cached_property
     def _client(self) -> S3Client:
         # at its first use: looking for credentials may ask the machine's cloud, which takes its time
-        return _connect(self.address, self.address.endpoint)
+        return _connect(self.address, self.address.endpoint, self._max_tries)
 
     @cached_property
     def _signer(self) -> S3Client:
-        return _connect(self.address, self.address.public_endpoint or self.address.endpoint)
+        return _connect(self.address, self.address.public_endpoint or self.address.endpoint, self._max_tries)
 
     def close(self) -> None:
         """Close connections."""
@@ -155,6 +156,17 @@ class S3Bucket:
             if not page.get("IsTruncated"):
                 return
             after = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def ask_time(self) -> datetime | None:
+        """Return the server's clock, None where it does not say; changes nothing.
+
+        Raises:
+            StoreUnavailableError: The server does not let this one list the bucket.
+        """
+        with translated_failures():
+            answer = self._client.list_objects_v2(Bucket=self.address.bucket, Prefix=self.address.prefix, MaxKeys=1)
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        return parsedate_to_datetime(date) if date else None
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are fine."""
@@ -261,7 +273,7 @@ class S3Bucket:
         return {name: value for name, value in chosen.items() if value}
 
 
-def _connect(address: S3Address, endpoint: str | None) -> S3Client:
+def _connect(address: S3Address, endpoint: str | None, max_tries: int) -> S3Client:
     with translated_failures():
         session = boto3.session.Session()
         return session.client(
@@ -272,7 +284,7 @@ def _connect(address: S3Address, endpoint: str | None) -> S3Client:
                 signature_version="s3v4",
                 connect_timeout=2,
                 read_timeout=30,
-                retries={"mode": "standard", "total_max_attempts": _MAX_TRIES},
+                retries={"mode": "standard", "total_max_attempts": max_tries},
                 max_pool_connections=4 * _PARALLEL,
                 s3={
                     "addressing_style": "path" if address.path_style else "virtual",

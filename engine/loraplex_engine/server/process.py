@@ -34,13 +34,13 @@ from loraplex_registry.http.server import build_config
 from loraplex_registry.wire.identity import TokenError, TokenVerifier, split_public_keys
 from loraplex_registry.wire.log import FORMATS, AccessLog, configure_log
 from loraplex_registry.wire.open_files import allow_open_files
+from loraplex_registry.wire.reload import Reloader, reload_on_hangup
 from loraplex_registry.wire.setting import read_drain_s
 
 DEFAULT_LISTEN = "127.0.0.1:8100"
 _DRAIN_S = "30"
 _MAX_PORT = 65_535
 _LAST_WRITES_S = 5
-_PEM_END = "-----END PUBLIC KEY-----"
 _log = logging.getLogger(__name__)
 
 
@@ -108,22 +108,16 @@ def read_secrets(settings: Mapping[str, str]) -> Secrets:
     Raises:
         ConfigError: There is no verify key.
     """
-    keys = _split_keys(settings.get("verify_keys", ""))
-    if not keys:
+    text = settings.get("verify_keys")
+    if not text:
         raise ConfigError(
             "Set LORAPLEX_VERIFY_KEYS to the gateway's public key (PEM): the engine trusts only that. "
             "`loraplex up` keeps it in its data folder: LORAPLEX_VERIFY_KEYS_FILE=DATA_DIR/verify.pem."
         )
-    return Secrets(keys, settings.get("engine_key", ""))
-
-
-def _split_keys(text: str) -> tuple[bytes, ...]:
-    if text.lstrip().startswith("["):
-        try:
-            return tuple(key.encode() for key in msgspec.json.decode(text, type=list[str]))
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"LORAPLEX_VERIFY_KEYS is not a JSON list of PEM keys: {error}.") from error
-    return tuple(f"{part.strip()}\n{_PEM_END}\n".encode() for part in text.split(_PEM_END) if part.strip())
+    try:
+        return Secrets(split_public_keys(text), settings.get("engine_key", ""))
+    except TokenError as error:
+        raise ConfigError(f"LORAPLEX_VERIFY_KEYS {error.message}.") from error
 
 
 def _listen(address: str) -> socket.socket:
@@ -185,7 +179,11 @@ async def _run(
     core = CoreProcess(command, build_launch, client, step_timeout_s=config.step_timeout_s)
     front.metrics.core_restarts.set_function(lambda: core.num_restarts)
     front.metrics.core_stuck.set_function(lambda: core.num_stuck)
-    server = build_server(front, _build_verifier(secrets), has_test_hooks=config.has_test_hooks)
+    verifier = _build_verifier(secrets)
+    reload_on_hangup(
+        Reloader("engine", os.environ, {"LORAPLEX_VERIFY_KEYS": lambda text: verifier.trust(split_public_keys(text))})
+    )
+    server = build_server(front, verifier, has_test_hooks=config.has_test_hooks)
     await run_front(front, core, server, listener, drain_s)
 
 

@@ -33,6 +33,7 @@ REPORT_SHARE = 4
 _REPORT_WAIT_S = 10.0
 _WRITES = "loraplex_writes"
 _MEMORY = (None, "", ":memory:")
+_DRIVERS = ("postgresql+psycopg", "sqlite+aiosqlite")
 T = TypeVar("T")
 
 RAISED_EPOCH = "loraplex_raised_epoch"
@@ -187,33 +188,45 @@ def create_engine(url: str, pool_size: int = DEFAULT_POOL_SIZE) -> AsyncEngine:
     Raises:
         SettingsError: The URL is not one of postgresql+psycopg or sqlite+aiosqlite.
     """
-    try:
-        parsed = sa.make_url(url)
-    except sa.exc.ArgumentError as error:
-        raise SettingsError("LORAPLEX_DATABASE_URL is not a database URL") from error
+    parsed = check_database_url(url)
     if parsed.drivername == "sqlite+aiosqlite":
         engine = create_async_engine(parsed, pool_timeout=_POOL_TIMEOUT_S, hide_parameters=True)
         sa.event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         sa.event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
-    if parsed.drivername == "postgresql+psycopg":
-        options = (
-            f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={_LOCK_TIMEOUT_MS} "
-            f"-c idle_in_transaction_session_timeout={_IDLE_TIMEOUT_MS}"
-        )
-        return create_async_engine(
-            parsed,
-            connect_args={"options": options, "connect_timeout": int(_POOL_TIMEOUT_S)},
-            pool_timeout=_POOL_TIMEOUT_S,
-            pool_pre_ping=True,
-            # errors are logged, and what is written is nobody's business there
-            hide_parameters=True,
-            pool_size=pool_size,
-            max_overflow=0,
-        )
-    raise SettingsError(
-        f"LORAPLEX_DATABASE_URL: {parsed.drivername} is not supported; use postgresql+psycopg:// or sqlite+aiosqlite://"
+    options = (
+        f"-c statement_timeout={_STATEMENT_TIMEOUT_MS} -c lock_timeout={_LOCK_TIMEOUT_MS} "
+        f"-c idle_in_transaction_session_timeout={_IDLE_TIMEOUT_MS}"
     )
+    return create_async_engine(
+        parsed,
+        connect_args={"options": options, "connect_timeout": int(_POOL_TIMEOUT_S)},
+        pool_timeout=_POOL_TIMEOUT_S,
+        pool_pre_ping=True,
+        # errors are logged, and what is written is nobody's business there
+        hide_parameters=True,
+        pool_size=pool_size,
+        max_overflow=0,
+    )
+
+
+def check_database_url(url: str) -> sa.URL:
+    """Return a database's URL in its parts.
+
+    Raises:
+        SettingsError: The URL is not one of postgresql+psycopg or sqlite+aiosqlite.
+    """
+    try:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        # the text of the error may hold the password
+        raise SettingsError("LORAPLEX_DATABASE_URL is not a database URL") from error
+    if parsed.drivername not in _DRIVERS:
+        raise SettingsError(
+            f"LORAPLEX_DATABASE_URL: {parsed.drivername} is not supported; use postgresql+psycopg:// or "
+            "sqlite+aiosqlite://"
+        )
+    return parsed
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:  # noqa: ARG001 - the event passes both

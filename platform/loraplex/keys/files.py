@@ -28,7 +28,7 @@ def load_admin_key(given: str | None, data_dir: Path | None) -> tuple[str, bool]
         SettingsError: The given key is too short, or there is no place to keep a new one.
     """
     if given is not None:
-        return _check_given(given), False
+        return check_admin_key(given), False
     made, is_new = _read_or_create(ADMIN_KEY_FILE, data_dir, "LORAPLEX_ADMIN_KEY", lambda: new_key_text() + "\n")
     return made.strip(), is_new
 
@@ -63,7 +63,12 @@ def load_signer(given: str | None, data_dir: Path | None) -> TokenSigner:
         raise SettingsError("LORAPLEX_SIGNING_KEY is not an Ed25519 private key in PEM") from error
 
 
-def _check_given(key: str) -> str:
+def check_admin_key(key: str) -> str:
+    """Return an operator's own admin key.
+
+    Raises:
+        SettingsError: It is too short, or has characters that headers cannot carry.
+    """
     if len(key) < _MIN_GIVEN_KEY_LEN or not key.isascii() or not key.isprintable() or " " in key:
         raise SettingsError(
             f"LORAPLEX_ADMIN_KEY must have at least {_MIN_GIVEN_KEY_LEN} printable ASCII characters and no blanks"

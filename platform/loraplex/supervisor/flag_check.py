@@ -40,11 +40,11 @@ async def check_engine_flags(flags: Sequence[str], env: dict[str, str]) -> Engin
         await process.wait()
         raise UpError(f"The engine did not judge its flags within {_CHECK_S} s; try again.") from None
     if process.returncode != 0:
-        raise UpError(_find_sentence(errors.decode(errors="replace").strip()))
+        raise UpError(find_sentence(errors.decode(errors="replace").strip()))
     return msgspec.json.decode(output, type=EngineLimits)
 
 
-def _find_sentence(errors: str) -> str:
+def find_sentence(errors: str) -> str:
     """Return what the engine says of itself; warnings of its settings may stand before it."""
     said = [line.removeprefix(_PREFIX) for line in errors.splitlines() if line.startswith(_PREFIX)]
     return "\n".join(said) or errors
