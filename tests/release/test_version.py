@@ -14,6 +14,7 @@ from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.openapi.document import build_document
 from loraplex.version import __version__
 from loraplex_engine.server.metric import FrontMetrics
+from loraplex_registry.api.metric import RegistryMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SEMANTIC = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-(alpha|beta|rc)\.\d+)?")
@@ -32,9 +33,9 @@ def test_the_command_and_the_api_document_say_it() -> None:
     assert build_document(())["info"]["version"] == __version__
 
 
-def test_gateways_and_engines_say_it_in_their_metrics() -> None:
+def test_every_part_says_it_in_its_metrics() -> None:
     line = f'loraplex_build_info{{version="{__version__}"}} 1.0'
-    for text in (GatewayMetrics().render(FleetView()), FrontMetrics().render()):
+    for text in (GatewayMetrics().render(FleetView()), RegistryMetrics().render(), FrontMetrics().render()):
         assert line in text.decode().splitlines()
 
 

@@ -6,11 +6,12 @@ No label takes a value that a client invents: results and checks are of our own 
 from __future__ import annotations
 
 from collections.abc import Collection
+from importlib.metadata import version
 from typing import Any
 
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from loraplex_registry.api.caller import get_caller
 from loraplex_registry.errors import PermissionDeniedError
@@ -25,6 +26,9 @@ class RegistryMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        # one distribution holds all parts, so this is the version of loraplex/version.py
+        text = "The release that this process runs; always 1"
+        Gauge("loraplex_build_info", text, ["version"], registry=self._registry).labels(version("loraplex")).set(1)
         self._uploads = self._counter(
             "loraplex_uploads",
             "Uploads by how they ended: a new version (created), content that was there (known), refused",
