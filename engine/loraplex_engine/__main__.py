@@ -1,5 +1,7 @@
 """`python -m loraplex_engine`: `pull` and `list` for bases, `check` and `serve` for an engine; `serve` starts `core`.
 
+`inspect` says what an engine would compute with here, for `loraplex doctor`.
+
 Only arguments are read here; each command imports what it runs, so that `pull` and `serve` start without torch.
 """
 
@@ -47,6 +49,8 @@ def build_parser() -> argparse.ArgumentParser:
         ),
         run=_run_check,
     )
+    inspect = commands.add_parser("inspect", help="print as JSON what an engine would compute with here; start nothing")
+    inspect.set_defaults(run=_run_inspect)
     core = commands.add_parser("core", help="the model process; started by serve, reads its settings on standard input")
     core.set_defaults(run=_run_core)
     return parser
@@ -120,6 +124,16 @@ def _run_check(args: argparse.Namespace) -> int:
     settings = read_settings(os.environ, "engine")
     config = build_config(args, settings, Path(), _cache_dir(args, settings))
     print(json.dumps({"max_lora_rank": config.max_lora_rank}))
+    return 0
+
+
+def _run_inspect(_: argparse.Namespace) -> int:
+    from loraplex_engine.loop.inspection import inspect_machine
+
+    settings = read_settings(os.environ, "engine")
+    cache_dir = Path(settings["cache_dir"]).expanduser().absolute()
+    rows = inspect_machine(cache_dir, uses_native=settings["native"] != "0")
+    print(json.dumps([row._asdict() for row in rows]))
     return 0
 
 

@@ -105,16 +105,20 @@ def find_or_build_library(cache_dir: Path) -> Path:
         NativeBuildError: no compiler, or it failed.
         OSError: the cache cannot be written.
     """
-    folder = cache_dir / "native" / _build_key()
-    library = folder / LIBRARY
+    library = name_library(cache_dir)
     if library.exists():
         return library
-    compiler = _find_compiler()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _build_lock(folder / "lock"):
+    compiler = find_compiler()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with _build_lock(library.with_name("lock")):
         if not library.exists():
             _build(compiler, library)
     return library
+
+
+def name_library(cache_dir: Path) -> Path:
+    """The file of the library for this torch, this source and this CPU, whether it is built or not."""
+    return cache_dir / "native" / _build_key() / LIBRARY
 
 
 def _cache_dir() -> Path:
@@ -136,7 +140,12 @@ def _private_cache_dir() -> Path:
     return folder
 
 
-def _find_compiler() -> str:
+def find_compiler() -> str:
+    """The C++ compiler of this machine.
+
+    Raises:
+        NativeBuildError: There is none.
+    """
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if not compiler:
         raise NativeBuildError("no g++ found; install it for the fast form (Debian: apt install g++)")
