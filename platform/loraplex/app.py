@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -89,6 +90,7 @@ from loraplex.usage.recovery import find_open_requests, settle_open_requests
 from loraplex_registry.app import MESSAGES, Registry, RegistryError, RegistrySettings, TenantRef, create_registry
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.open_files import allow_open_files
+from loraplex_registry.wire.reload import Reloader, reload_on_hangup
 
 _MANAGEMENT_BODY_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -116,15 +118,14 @@ class Gateway:
         self.names = NameIndex(registry.names_delta, lambda: registry.epoch.current, self.directory.find_tenant_id)
         self.ledger = Ledger(self.database, self.id)
         self.metrics, self.tries = GatewayMetrics(), Tries()
-        report_degraded = self.metrics.limits_degraded.set
-        self.limiter = build_limiter(self.database, self.directory, report_degraded, self.id)
+        self.limiter = build_limiter(self.database, self.directory, self.metrics.limits_degraded.set, self.id)
         self.drain = Drain()
         self.signer = load_signer(settings.signing_key, settings.data_dir)
         self.fleet = Fleet(
             parse_pools(settings.pools), self._sign_as_platform, self.names.find_fingerprint, self.names.has_served
         )
         self.fleet.find_registered = self.names.find_registered
-        self.escalations = EscalationService(self.database, registry, FullPools(self.fleet.pools, self.fleet))
+        self.escalations = EscalationService(self.database, registry, FullPools(self.fleet))
         self._escalation_watch = EscalationWatch(self.escalations, self.names.ensure_fresh, self._has_what_it_names)
         self._escalation_watch.on_look = self.metrics.show_escalations
         self.stats = StatsRecorder(self.database, self.id)
@@ -132,7 +133,7 @@ class Gateway:
         self.fleet.on_view = self._act_on_view
         self.fleet.on_placed = self.metrics.count_placement
         self._forgetting = Forgetting(self.names, self.fleet, settings.warm_s)
-        self._desired = DesiredState(self.fleet.pools, self.names, self._find_broken_aliases)
+        self._desired = DesiredState(lambda: self.fleet.pools, self.names, self._find_broken_aliases)
         self.reconciler = Reconciler(
             self.fleet,
             self._desired.read,
@@ -421,6 +422,7 @@ async def serve(settings: Settings) -> None:
         async with running_gateway(settings) as gateway:
             _log.info("listening on %s", describe_address(listening))
             server = GatewayServer(gateway.app, gateway.drain, settings.drain_s)
+            reload_on_hangup(Reloader("gateway", os.environ, {"LORAPLEX_POOLS": gateway.fleet.take_pools}))
             watch = asyncio.create_task(gateway.claim.watch(server.stop))
             await server.serve(sockets=[listening])
             watch.cancel()

@@ -26,7 +26,7 @@ from loraplex.fleet.discovery import Discovery
 from loraplex.fleet.health import Health
 from loraplex.fleet.lookout import ANSWER_S, PATIENCE_S, Lookout
 from loraplex.fleet.placement import Outlook, Placement, Wish, count_homes, find_able, place
-from loraplex.fleet.pools import Pool
+from loraplex.fleet.pools import Pool, parse_pools
 from loraplex.fleet.traffic import Traffic
 from loraplex.fleet.view import FleetView, Replica, choose_full, read_full_replica, read_replica
 from loraplex.fleet.warming import Load, Warmer, plan_loads
@@ -101,6 +101,14 @@ class Fleet:
         await self._discovery.stop()
         for client in self._clients.values():
             await client.close()
+
+    def take_pools(self, text: str) -> None:
+        """Have these pools from now on, as LORAPLEX_POOLS has them; running requests end where they are.
+
+        Raises:
+            SettingsError: The text is not valid; then nothing changes.
+        """
+        self.pools = parse_pools(text)
 
     def client(self, url: str) -> EngineClient:
         """Return the client of the engine at `url`."""

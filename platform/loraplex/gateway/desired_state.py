@@ -25,15 +25,18 @@ class DesiredState:
     """Reads what is wanted.
 
     Args:
-        pools: Say what is pinned.
+        find_pools: Say what is pinned; they may be others at another time.
         names: Say which content that is, and what else can be called.
         find_broken: Looks in the database for aliases that lead nowhere; it is asked every few seconds.
     """
 
     def __init__(
-        self, pools: Sequence[Pool], names: NameIndex, find_broken: Callable[[], Awaitable[list[BrokenAlias]]]
+        self,
+        find_pools: Callable[[], Sequence[Pool]],
+        names: NameIndex,
+        find_broken: Callable[[], Awaitable[list[BrokenAlias]]],
     ) -> None:
-        self._pools = pools
+        self._find_pools = find_pools
         self._names = names
         self._find_broken = find_broken
         self._broken: tuple[BrokenAlias, ...] = ()
@@ -48,7 +51,7 @@ class DesiredState:
         await self._names.ensure_fresh()
         if time.monotonic() >= self._find_at:
             await self._look_for_broken()
-        goals = tuple(self._read_goal(pool, pin) for pool in self._pools for pin in pool.pins)
+        goals = tuple(self._read_goal(pool, pin) for pool in self._find_pools() for pin in pool.pins)
         return Desired(goals=goals, broken=self._broken, find_naming=self._build_naming())
 
     def look_again(self) -> None:

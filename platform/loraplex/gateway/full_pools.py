@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
 
 from loraplex.errors import InvalidRequestError, NoReplicaError
 from loraplex.fleet.fleet import Fleet
-from loraplex.fleet.pools import Pool
 from loraplex.gateway.names import NameIndex
 
 _LOOK_EVERY_S = 0.2
@@ -16,10 +14,9 @@ _SERVED = ("ready", "quarantined")
 
 
 class FullPools:
-    """Over the settings and the view of the fleet."""
+    """Over the pools and the view of the fleet."""
 
-    def __init__(self, pools: Iterable[Pool], fleet: Fleet) -> None:
-        self._names = sorted(pool.name for pool in pools if pool.model is not None)
+    def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     def check_pool(self, name: str) -> None:
@@ -28,9 +25,10 @@ class FullPools:
         Raises:
             InvalidRequestError: None has.
         """
-        if name in self._names:
+        names = sorted(pool.name for pool in self._fleet.pools if pool.model is not None)
+        if name in names:
             return
-        known = f"there are {', '.join(self._names)}" if self._names else "there is none yet"
+        known = f"there are {', '.join(names)}" if names else "there is none yet"
         raise InvalidRequestError(
             f"pool is a name that LORAPLEX_POOLS gives to engines of a full model; {known}", param="pool"
         )
