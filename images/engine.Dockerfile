@@ -58,6 +58,6 @@ USER 10001:10001
 WORKDIR /var/lib/loraplex
 EXPOSE 8100
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s --retries=3 \
-    CMD ["loraplex-healthcheck", "http://127.0.0.1:8100/healthz"]
+    CMD ["loraplex-healthcheck", "http://127.0.0.1:8100/readyz"]
 ENTRYPOINT ["loraplex"]
 CMD ["engine"]

@@ -216,7 +216,9 @@ def run_image(name: str, image: Image, work: Path) -> None:
     if name == "control-plane":
         with step("control-plane: db upgrade"):
             run_once(image, folders, image.words("db", "upgrade"))
-        serve(name, image, folders, ["gateway", "--insecure-behind-proxy"], image.config["Healthcheck"]["Test"])
+        test = image.config["Healthcheck"]["Test"]
+        serve(name, image, folders, image.words("gateway", "--insecure-behind-proxy"), test)
+        serve_registry(image, folders)
     else:
         cache = Path(os.environ.get("LORAPLEX_CACHE_DIR", Path.home() / ".cache/loraplex")) / "bases/smollm2-135m"
         require(cache.is_dir(), "the base is not in this machine's cache: make base")
@@ -224,8 +226,22 @@ def run_image(name: str, image: Image, work: Path) -> None:
         shutil.copytree(cache, place)
         run("chown", "-R", USER, folders["/var/cache/loraplex"])
         service = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]["loraplex"]
-        serve(name, image, folders, service["command"], service["healthcheck"]["test"])
+        serve(name, image, folders, image.words(*service["command"]), service["healthcheck"]["test"])
         serve_engine(image, folders)
+
+
+def serve_registry(image: Image, folders: dict[str, Path]) -> None:
+    """The registry as a process of its own, as the chart runs it, with the key that the gateway left."""
+    key = "/var/lib/loraplex/signing.pem"
+    program = (
+        "from pathlib import Path; from cryptography.hazmat.primitives.serialization import *; "
+        f"key = load_pem_private_key(Path('{key}').read_bytes(), None).public_key(); "
+        "Path('verify.pem').write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))"
+    )
+    run_once(image, folders, ["python", "-c", program])
+    env = {"LORAPLEX_LISTEN": "0.0.0.0:8081", "LORAPLEX_VERIFY_KEYS_FILE": "/var/lib/loraplex/verify.pem"}
+    test = ["CMD", "loraplex-healthcheck", "http://127.0.0.1:8081/healthz"]
+    serve("control-plane", image, folders, ["python", "-m", "loraplex_registry"], test, env)
 
 
 def serve_engine(image: Image, folders: dict[str, Path]) -> None:
@@ -235,7 +251,7 @@ def serve_engine(image: Image, folders: dict[str, Path]) -> None:
         "LORAPLEX_ENGINE_KEY_FILE": "/var/lib/loraplex/engine.key",
         "LORAPLEX_REGISTRY_URL": "http://127.0.0.1:8080",
     }
-    words = ["engine", "--base", "smollm2-135m"]
+    words = image.words("engine", "--base", "smollm2-135m")
     serve("engine", image, folders, words, image.config["Healthcheck"]["Test"], env)
 
 
@@ -281,14 +297,14 @@ def serve(
     name: str,
     image: Image,
     folders: dict[str, Path],
-    arguments: Sequence[str],
+    words: Sequence[str],
     test: Sequence[str],
     env: dict[str, str] | None = None,
 ) -> None:
     """Run a server, wait for its health check, stop it."""
-    with step(f"{name}: loraplex {' '.join(arguments)}; {' '.join(test[1:])}; SIGTERM") as facts:
+    with step(f"{name}: {' '.join(words)}; {' '.join(test[1:])}; SIGTERM") as facts:
         require(test[0] == "CMD", f"the health check is {test}")
-        command = build_container(image, folders, image.words(*arguments), env)
+        command = build_container(image, folders, words, env)
         with tempfile.TemporaryFile("w+") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd="/")
             try:

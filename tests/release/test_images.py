@@ -62,17 +62,25 @@ def test_packages_come_by_hash_and_as_wheels(image: str) -> None:
     assert "--only-binary :all:" in lock
 
 
-@pytest.mark.parametrize(("image", "port", "path"), [("control-plane", 8080, "readyz"), ("engine", 8100, "healthz")])
-def test_image_runs_as_nobody_that_owns_its_files_and_has_a_health_check(image: str, port: int, path: str) -> None:
+@pytest.mark.parametrize(("image", "port"), [("control-plane", 8080), ("engine", 8100)])
+def test_image_runs_as_nobody_that_owns_its_files_and_has_a_health_check(image: str, port: int) -> None:
     stage = read_last_stage(image)
     steps = dict(stage)
     assert steps["USER"] == "10001:10001"
     assert [words for word, words in stage if word == "COPY" and "--chown" in words] == []
     assert steps["ENTRYPOINT"] == '["loraplex"]'
-    assert f'CMD ["loraplex-healthcheck", "http://127.0.0.1:{port}/{path}"]' in steps["HEALTHCHECK"]
+    assert f'CMD ["loraplex-healthcheck", "http://127.0.0.1:{port}/readyz"]' in steps["HEALTHCHECK"]
     assert f"LORAPLEX_LISTEN=0.0.0.0:{port}" in steps["ENV"]
     assert steps["EXPOSE"] == str(port)
     assert "VOLUME" not in steps, "a volume that nobody asked for is kept for ever"
+
+
+def test_the_chart_runs_these_images_as_their_user() -> None:
+    values = yaml.safe_load((ROOT / "helm/loraplex/values.yaml").read_text(encoding="utf-8"))
+    names = [values["image"][key]["repository"] for key in ("controlPlane", "engine")]
+    assert names == [f"loraplex-{image}" for image in IMAGES]
+    user = f"{values['security']['runAsUser']}:{values['security']['runAsGroup']}"
+    assert {dict(read_last_stage(image))["USER"] for image in IMAGES} == {user}
 
 
 @pytest.mark.parametrize("image", IMAGES)
