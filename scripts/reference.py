@@ -86,8 +86,9 @@ def build_settings(settings: Sequence[Setting]) -> str:
         [
             f"`{one.name}`",
             ", ".join(one.parts),
-            f"`{one.default}`" if one.default is not None else "",
+            _show_default(one),
             _cell(one.meaning) + (" (secret)" if one.is_secret else ""),
+            ", ".join(one.reloads),
         ]
         for one in built
     ]
@@ -97,7 +98,12 @@ def build_settings(settings: Sequence[Setting]) -> str:
         "is chosen where nothing is given: [settings](../settings.md)."
     )
     refused = [f"Names that are kept for later, and refused until then: {later}."] if later else []
-    return _join("Settings", intro, _table(("setting", "read by", "default", "meaning"), rows), *refused)
+    return _join(
+        "Settings",
+        intro,
+        _table(("setting", "read by", "default", "meaning", "read anew on SIGHUP by"), rows),
+        *refused,
+    )
 
 
 def build_metrics() -> str:
@@ -160,6 +166,16 @@ def build_api(operations: Iterable[Operation]) -> str:
         "[management](../management-api.md), [adapters](../adapter-api.md), [escalations](../escalation.md)."
     )
     return _join("API", intro, *parts)
+
+
+def _show_default(setting: Setting) -> str:
+    """What holds where nothing is given, by part where these differ."""
+    if setting.part_to_default:
+        by_default: dict[str, list[str]] = {}
+        for part, default in setting.part_to_default.items():
+            by_default.setdefault(default, []).append(part)
+        return ", ".join(f"`{default}` ({', '.join(parts)})" for default, parts in by_default.items())
+    return f"`{setting.default}`" if setting.default is not None else _cell(setting.otherwise)
 
 
 def _list_codes(codes: Iterable[str]) -> str:
