@@ -47,7 +47,12 @@ def test_the_chart_has_the_program_s_version() -> None:
         ({"engine": {"pools": {"a" * 32: POOL}}, "fullnameOverride": "b" * 20}, "52 are the most"),
         ({"engine": {"pools": {"main": {**POOL, "autoscaling": {"enabled": True}}}}}, "engine.prometheus.address"),
         (
-            {"engine": {"pools": {"main": {**POOL, "autoscaling": {"enabled": True, "minReplicas": 9}}}}},
+            {
+                "engine": {
+                    "prometheus": {"address": "http://prometheus:9090"},
+                    "pools": {"main": {**POOL, "autoscaling": {"enabled": True, "minReplicas": 9}}},
+                }
+            },
             "minReplicas is above",
         ),
         ({"engine": {"pools": {"main": {"model": {"name": "m"}, "pin": ["x"]}}}}, "nothing to pin"),

@@ -267,7 +267,7 @@ def test_weights_are_fetched_before_an_engine_starts(render: Callable[[str], Ren
 
 def test_jobs_come_before_or_beside(render: Callable[[str], Rendering]) -> None:
     hook = render("production").get("Job", "migration")
-    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade,pre-rollback"
     policy = render("production").get("NetworkPolicy", "migration")["metadata"]["annotations"]
     assert int(policy["helm.sh/hook-weight"]) < int(hook["metadata"]["annotations"]["helm.sh/hook-weight"])
     (beside,) = [one for one in render("plain").of_kind("Job") if "migration" in one["metadata"]["name"]]
