@@ -8,6 +8,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import PlannedRow
 from loraplex_engine.models import step_buffers
@@ -25,7 +26,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(30))
 @given(_STEPS)
 def test_a_step_is_that_of_new_buffers(steps: list[dict[int, tuple[bool, int]]]) -> None:
     requests: dict[int, Request] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex_engine.errors import InvalidRequestError
@@ -38,7 +38,6 @@ def ask(act: Callable[[], Any]) -> tuple[str, str | None, str] | None:
     surplus=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=80), st.sampled_from(VALUES), max_size=3),
     n=st.sampled_from([None, 1, 2]),
 )
-@settings(max_examples=200, deadline=None)
 def test_gateway_and_engine_refuse_the_same_names(route: str, surplus: dict[str, Any], n: int | None) -> None:
     read, kind, _, valid = ROUTES[route]
     surplus = {name: value for name, value in surplus.items() if name not in kind.__struct_fields__}

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from examples import examples
 from loraplex_engine.kv.pool import BlockPool
 from loraplex_engine.kv.prefix_index import BlockContent, chain_hash, enter_adapter, prefix_seed
 
@@ -111,4 +112,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from fair_world import FairWorld, Tenant, jain, percentile
 from loraplex_engine.core.request import Request
 from loraplex_engine.errors import QueueFullError
@@ -381,7 +382,7 @@ def test_tokens_follow_weights_whatever_the_shape_of_requests() -> None:
     assert jain([records[tenant.name].tokens / tenant.weight for tenant in tenants]) >= 0.95
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=examples(2), deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_nobody_starves_and_everything_is_conserved_among_tenants_at_random(seed: int) -> None:
     chance = random.Random(seed)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loraplex_engine.core.request import Request
@@ -113,7 +113,6 @@ def test_lone_running_request_is_its_own_victim() -> None:
 
 
 @given(seed=st.integers(0, 10**6), num_blocks=st.integers(6, 14), size=st.integers(2, 9))
-@settings(max_examples=60, deadline=None)
 def test_oldest_request_is_never_preempted_and_everybody_ends(seed: int, num_blocks: int, size: int) -> None:
     chance = random.Random(seed)
     world = World(num_blocks=num_blocks, budget=16, max_num_seqs=size)

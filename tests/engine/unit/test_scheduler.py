@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from examples import examples
 from loraplex_engine.core.request import Request
 from loraplex_engine.core.step import StepResult
 from loraplex_engine.errors import (
@@ -509,7 +510,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)
 
 
 def test_preemptions_are_counted_by_how_many_ran() -> None:

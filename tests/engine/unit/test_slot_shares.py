@@ -7,6 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from fair_world import FairWorld, Tenant, percentile
 from loraplex_engine.core.request import Request
 from loraplex_engine.lora.residency import MAX_ON_THE_WAY
@@ -100,7 +101,7 @@ def test_flood_of_adapters_does_not_move_the_first_tokens_of_tenants_with_one() 
     assert p95_s["unfair"] > 3 * p95_s["calm"]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @given(num_slots=st.integers(2, 4), max_tokens=st.integers(1, 12), seed=st.integers(0, 1000), rate=st.floats(0.2, 3.0))
 def test_no_tenant_waits_longer_for_a_slot_than_its_share_says(
     num_slots: int, max_tokens: int, seed: int, rate: float

@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from examples import examples
 from loraplex_engine.slots.table import SlotState, SlotTable
 
 
@@ -114,4 +115,4 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSlotMachine.settings = settings(max_examples=examples(20), stateful_step_count=40, deadline=None)

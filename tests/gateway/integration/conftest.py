@@ -25,7 +25,8 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of statistics stands in the middle of a piece: none ends by itself, and a few fit before now."""
-    clock = SimpleNamespace(time=lambda now=time.time() // PIECE_S * PIECE_S + PIECE_S / 2: now)
+    now = time.time() // PIECE_S * PIECE_S + PIECE_S / 2
+    clock = SimpleNamespace(time=lambda: now)
     for module in (recorder, report):
         monkeypatch.setattr(module, "time", clock)
 

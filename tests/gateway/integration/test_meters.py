@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import skip_or_fail
+from examples import examples
 from loraplex.quotas.calendar import find_period_start, period_at, period_start_ms
 from loraplex.quotas.count import carry
 from loraplex.quotas.memory_meter import MemoryMeter
@@ -416,7 +417,7 @@ async def _follow(rig: Rig, quotas: list[Quota], acts: list[tuple[str, int, Any]
         model.now_ms = rig.now_ms
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     limits=st.lists(st.integers(1, 25), min_size=6, max_size=6),
     start=st.sampled_from(_STARTS),
@@ -435,7 +436,7 @@ def test_the_meter_is_the_model(
     asyncio.run(follow())
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(limit=st.integers(1, 50), steps=st.lists(st.tuples(st.integers(0, 9_000), st.integers(0, 20)), max_size=60))
 def test_whatever_comes_when_no_sixty_seconds_admit_more(
     kind: str, url: str | None, limit: int, steps: list[tuple[int, int]]

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from examples import examples
 from loraplex.errors import ConflictError, InvalidRequestError
 from loraplex.escalations.machine import (
     APPROVAL_LIFE,
@@ -112,7 +113,7 @@ class EscalationMachine(RuleBasedStateMachine):
 
 
 def test_random_acts_keep_to_the_decision() -> None:
-    run_state_machine_as_test(EscalationMachine, settings=settings(max_examples=150, stateful_step_count=25))
+    run_state_machine_as_test(EscalationMachine, settings=settings(max_examples=examples(40), stateful_step_count=25))
 
 
 def test_the_table_is_the_decision() -> None:

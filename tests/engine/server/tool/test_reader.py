@@ -125,7 +125,6 @@ BITS = ['{"name": "f"', ', "arguments": ', '"parameters": ', *'{}[],; \n"fx\\1',
 NOISE = st.lists(st.sampled_from(MARKS + BITS), max_size=12).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), NOISE, st.data())
 def test_no_text_is_read_otherwise_for_how_it_is_cut(name: str, text: str, data: st.DataObject) -> None:
     assert read(FORMATS[name], cut(text, data)) == read(FORMATS[name], [text])

@@ -355,7 +355,7 @@ def test_a_later_check_finds_its_place_in_the_report(write_adapter: Write, base:
     assert later.first_failure.subject == "storage"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_damage_to_any_file_raises(
     write_adapter: Write, encode: Make, make_config: Make, tensors: dict[str, np.ndarray], base: BaseSpec, data: Any

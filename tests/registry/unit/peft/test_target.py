@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from loraplex_registry.peft.config import LoraSettings
 from loraplex_registry.peft.findings import Findings
 from loraplex_registry.peft.spec import BaseSpec
@@ -137,7 +138,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(40))
 @given(CONFIGS)
 def test_any_mix_of_target_fields_matches_what_peft_matches(fields: dict[str, Any]) -> None:
     from peft import LoraConfig
@@ -158,7 +159,7 @@ def test_any_mix_of_target_fields_matches_what_peft_matches(fields: dict[str, An
     assert find_target_paths(as_settings(config), base) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     st.dictionaries(st.sampled_from(KEYS), st.integers(1, 64), max_size=4),
     st.dictionaries(st.sampled_from(KEYS), st.sampled_from([1, 2.5, 16, -4]), max_size=4),
