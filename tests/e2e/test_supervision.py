@@ -12,6 +12,7 @@ import openai
 
 from platforms import LivePlatform, command_of, create_team, list_children, running_platform, wait_for
 
+FLAGS = ("--dtype", "float32", "--max-model-len", "256")
 QUESTION: Any = [{"role": "user", "content": "What is a library?"}]
 
 
@@ -49,7 +50,7 @@ def ask_until_answered(platform: LivePlatform, model: str) -> str:
 def test_killed_engine_comes_back_with_its_adapters_and_a_killed_supervisor_takes_all_along(
     smollm2_base: Path, tmp_path: Path
 ) -> None:
-    with running_platform(tmp_path / "data", "--max-model-len", "256", exit_code=-signal.SIGKILL) as platform:
+    with running_platform(tmp_path / "data", *FLAGS, exit_code=-signal.SIGKILL) as platform:
         models = [create_team(platform, f"team-{style}", style).name for style in ("pirate", "json")]
         right = [ask(platform, model) for model in models]
         assert len({*right, ask(platform, "smollm2-135m")}) == 3

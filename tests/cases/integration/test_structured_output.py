@@ -83,7 +83,7 @@ def test_outputs_of_a_real_model_are_valid(
     smollm2_base: Path, tmp_path: Path, long: Callable[[float, float], float]
 ) -> None:
     with (
-        running_platform(tmp_path / "data", "--base", str(smollm2_base)) as platform,
+        running_platform(tmp_path / "data", "--base", str(smollm2_base), "--dtype", "float32") as platform,
         httpx.Client(timeout=300) as http,
     ):
         [model] = http.get(f"{platform.url}/v1/models", headers=auth(platform.admin_key)).json()["data"]
