@@ -1,4 +1,4 @@
-"""Lets in only what the gateway vouches for: a valid identity token for the engine on everything but /healthz.
+"""Lets in only what the gateway vouches for: a valid identity token for the engine on everything but the probes.
 
 A token opens what it was made for: generations with the scope `infer`, `/metrics` with `metrics:read`, and what is
 internal in the platform's name alone. So one that got out ends nobody else's requests and drains no engine.
