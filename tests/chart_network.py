@@ -28,6 +28,11 @@ def is_allowed(policies: Iterable[Object], source: Place, target: Place, port: i
     )
 
 
+def is_let_in(policies: Iterable[Object], source: Place, target: Place, port: int) -> bool:
+    """Say whether the target's side lets a connection in, whatever the source's side says."""
+    return _passes(list(policies), "Ingress", target, source, port, "TCP")
+
+
 def _passes(policies: list[Object], direction: str, subject: Place, other: Place, port: int, protocol: str) -> bool:
     if subject.address is not None:
         # no policy stands there

@@ -99,10 +99,12 @@ tests:
     [
         # idle: no quantile of nothing, but 0
         ({"running": 0, "waiting": 0, "short": "0x40", "long": "0x40", "over": 0}, [0, 0, 0]),
+        # long answers, and nobody who waited of late
+        ({"running": 3, "waiting": 0, "short": "9x40", "long": "9x40", "over": 0}, [3, 0, 0]),
         # half of the requests wait above a second, and four adapters beyond sixteen slots
         ({"running": 10, "waiting": 6, "short": "0+5x40", "long": "0+10x40", "over": 4}, [16, 4.6, 0.25]),
     ],
-    ids=["idle", "busy"],
+    ids=["idle", "long answers", "busy"],
 )
 def test_prometheus_answers_the_triggers(
     render: Callable[[str], Rendering], tmp_path: Path, load: dict[str, object], expected: list[float]

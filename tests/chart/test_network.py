@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from chart_network import Place, is_allowed, places_of
+from chart_network import Place, is_allowed, is_let_in, places_of
 from chart_world import Rendering
 
 DNS = Place("dns", {"k8s-app": "kube-dns"}, "kube-system")
@@ -59,6 +59,25 @@ def test_production_allows_what_is_needed_and_nothing_else(render: Callable[[str
             for name in ("gateway", "registry", "engine/main", "migration", "registration/main", "test")
         ),
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "port", "expected"),
+    [
+        ("engine/main", 8100, {"gateway", "prometheus"}),
+        ("registry", 8081, {"engine/main"}),
+        ("gateway", 8080, {"ingress", "prometheus", "registration/main", "test"}),
+        ("migration", 8080, set()),
+    ],
+)
+def test_each_part_defends_itself(
+    render: Callable[[str], Rendering], target: str, port: int, expected: set[str]
+) -> None:
+    """Also against pods of the release that something else lets out."""
+    policies, ours = render("production").of_kind("NetworkPolicy"), places_of(render("production"))
+    (subject,) = [place for place in ours if place.name == target]
+    others = [place for place in (*ours, *OUTSIDE) if place is not subject]
+    assert {place.name for place in others if is_let_in(policies, place, subject, port)} == expected
 
 
 def test_without_a_registry_of_its_own_engines_reach_the_gateway(render: Callable[[str], Rendering]) -> None:
