@@ -108,7 +108,7 @@ def planted_engine(**faults: Any) -> Iterator[PlantedEngine]:
         def do_GET(self) -> None:
             bearer = self.headers.get("authorization", "").removeprefix("Bearer ")
             if self.path == "/healthz":
-                self.answer(200, b'{"status":"ok"}')
+                self.answer(200, b'{"status":"alive"}')
             elif self.path.startswith("/internal/artifacts/"):
                 self.answer(404 if bearer == engine.engine_key else 401, b"{}")
             else:

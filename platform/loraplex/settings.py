@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from loraplex.errors import SettingsError
 from loraplex_registry.wire.log import FORMATS, LEVELS
@@ -176,6 +177,14 @@ def check_redis_url(text: str) -> str | None:
     if not text.startswith(_REDIS_SCHEMES):
         # it may hold a password
         raise SettingsError(f"LORAPLEX_REDIS_URL begins with {', '.join(_REDIS_SCHEMES)}, or is {_IN_MEMORY}")
+    try:
+        _ = urlsplit(text).port
+    except ValueError:
+        # its text may hold a part of the password
+        raise SettingsError(
+            "LORAPLEX_REDIS_URL must be redis://USER:PASSWORD@HOST:PORT/DB; in a password write @ as %40, "
+            "/ as %2F and # as %23"
+        ) from None
     return text
 
 

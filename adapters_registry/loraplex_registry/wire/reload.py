@@ -41,14 +41,14 @@ class Reloader:
 
     def reload(self) -> None:
         """Put in force what has changed, and log what was done and what was not."""
-        changed = {
-            setting: text
+        changed = [
+            (setting, text)
             for setting in self._list_settings()
             if (text := self._read(setting)) is not None and text != self._known[setting.name]
-        }
+        ]
         if not changed:
             _log.info("SIGHUP: no file of a setting has changed")
-        for setting, text in changed.items():
+        for setting, text in changed:
             if self._part in setting.reloads:
                 self._put(setting, text)
             else:

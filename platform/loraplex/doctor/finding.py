@@ -47,7 +47,8 @@ class Check:
             for finding in self.find():
                 self._found.append(finding)
         except Exception as error:  # noqa: BLE001 - one check that breaks must not stop the others
-            message = getattr(error, "message", None) or f"The check itself broke: {type(error).__name__}: {error}"
+            # what a library says may quote a part of what it was given, a password among it
+            message = getattr(error, "message", None) or f"The check itself broke ({type(error).__name__})."
             self._found.append(Finding(self.name, "fail", str(message), self.remedy))
         self._is_done = True
 

@@ -32,6 +32,9 @@ _ENOUGH_SHARED = _GIB
 _COMPUTING = ("engine", "up")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "all_proxy")
 _ASK_S = 2.0
+_ALIVE = ({"status": "alive"}, {"status": "ok"})
+"""What gateway and engine, and a registry of its own, answer on /healthz."""
+
 INSPECT_S = 90.0
 StatVfs = Callable[[str], os.statvfs_result]
 
@@ -131,7 +134,7 @@ def _judge_taken(listen: str, host: str, port: int, error: PortTakenError) -> Fi
 def _is_loraplex(url: str) -> bool:
     try:
         answer = httpx.get(f"{url}/healthz", timeout=_ASK_S, trust_env=False)
-        return bool(answer.json() == {"status": "ok"})
+        return answer.json() in _ALIVE
     except (httpx.HTTPError, ValueError):
         return False
 

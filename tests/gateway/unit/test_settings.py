@@ -30,6 +30,7 @@ def test_a_data_folder_is_enough() -> None:
         ({**DATA, "LORAPLEX_LISTEN": "127.0.0.1:99999"}, "LORAPLEX_LISTEN"),
         ({**DATA, "LORAPLEX_LOG_LEVEL": "loud"}, "LORAPLEX_LOG_LEVEL"),
         ({**DATA, "LORAPLEX_REDIS_URL": "http://h"}, "LORAPLEX_REDIS_URL"),
+        ({**DATA, "LORAPLEX_REDIS_URL": "redis://:p/ss@h:6379"}, "LORAPLEX_REDIS_URL"),
         ({**DATA, "LORAPLEX_DATABASE_POOL_SIZE": "0"}, "LORAPLEX_DATABASE_POOL_SIZE"),
         ({**DATA, "LORAPLEX_REGISTRY_URL": "http://h"}, "LORAPLEX_REGISTRY_URL"),
         *(({**DATA, "LORAPLEX_DRAIN_S": text}, "LORAPLEX_DRAIN_S") for text in ("-1", "3601", "soon", "1e3", "1.2.3")),

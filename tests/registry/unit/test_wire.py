@@ -135,7 +135,9 @@ def test_settings_fill_defaults_and_know_files(tmp_path: Path) -> None:
     found = read_settings({"LORAPLEX_ENGINE_KEY_FILE": str(secret), "OTHER": "x", "LORAPLEX_LISTEN": ""}, "registry")
     assert found["engine_key"] == "s3cret"
     assert found["parity_gate"] == "when_available"
-    assert "listen" not in found
+    # an empty value is none
+    assert found["listen"] == "127.0.0.1:8081"
+    assert "database_url" not in found
     assert "pools" not in found
 
 

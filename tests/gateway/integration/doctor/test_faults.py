@@ -170,9 +170,13 @@ def test_an_s3_server_that_swallows_everything() -> None:
 def test_a_redis_that_is_down() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    found = look(check_redis, see({"LORAPLEX_REDIS_URL": f"redis://:{PASSWORD}@127.0.0.1:{port}/0"}))
+    found = look(check_redis, see({"LORAPLEX_REDIS_URL": f"redis://:p-ss%2Fw%23rd@127.0.0.1:{port}/0"}))
     assert verdicts(found) == {"redis.reachable": "fail"}
-    assert PASSWORD not in str(found)
+    # one that should have been encoded makes the URL none
+    patient = see({"LORAPLEX_REDIS_URL": f"redis://:{PASSWORD}@127.0.0.1:{port}/0"})
+    (broken,) = run_checks([Check("redis", lambda: check_redis(patient), 1.0)])
+    assert "%2F" in broken.message
+    assert "p-ss" not in str((found, broken))
 
 
 def test_a_redis_that_forgets_under_pressure(redis_server: RedisServer) -> None:
@@ -361,8 +365,9 @@ def test_a_platform_that_is_not_there_or_refuses_the_key() -> None:
 
 def test_a_check_that_breaks_stops_no_other() -> None:
     def broken() -> Iterator[None]:
-        raise ZeroDivisionError("of a check")
+        raise ValueError("a library that quotes a-secret")
 
     patient = see({})
     found = run_checks([Check("broken", broken, 1.0), Check("machine.proxies", lambda: check_proxies(patient), 1.0)])
     assert [(one.check, one.verdict) for one in found] == [("broken", "fail"), ("machine.proxies", "ok")]
+    assert "a-secret" not in str(found)
