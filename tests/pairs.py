@@ -5,8 +5,9 @@ What a combination of three breaks that no two do is left to `make endure`, whic
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import pytest
 
@@ -27,6 +28,17 @@ def choose(combinations: Sequence[dict[str, Hashable]]) -> list[int]:
     return sorted(chosen)
 
 
+def _describe(parameters: Mapping[str, object]) -> dict[str, Hashable]:
+    """A parameter with parts of its own is as many parameters."""
+    found: dict[str, Hashable] = {}
+    for name, value in parameters.items():
+        if dataclasses.is_dataclass(value):
+            found |= {f"{name}.{part.name}": repr(getattr(value, part.name)) for part in dataclasses.fields(value)}
+        else:
+            found[name] = repr(value)
+    return found
+
+
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what tests marked `pairs` need not run."""
     groups: dict[tuple[str, str], list[pytest.Function]] = {}
@@ -35,7 +47,7 @@ def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             groups.setdefault((item.nodeid.partition("::")[0], item.originalname), []).append(item)
     left_out: set[pytest.Item] = set()
     for found in groups.values():
-        kept = set(choose([{name: repr(value) for name, value in item.callspec.params.items()} for item in found]))
+        kept = set(choose([_describe(item.callspec.params) for item in found]))
         left_out.update(item for place, item in enumerate(found) if place not in kept)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

@@ -13,6 +13,8 @@ from openai_answer import Answer
 from openai_world import ALL_DOORS, SOME_DOORS, Door, OpenAIWorld
 from support import tiny_llama_config
 
+pytestmark = pytest.mark.pairs
+
 VOCAB_SIZE = tiny_llama_config()["vocab_size"]
 NAMES = ("max_tokens", "stop", "n", "temperature", "top_p", "logprobs", "seed", "stream_options", "tools", "user")
 MORE_NAMES = (

@@ -11,6 +11,8 @@ import pytest
 from openai_world import ALL_DOORS, BASE, MAX_MODEL_LEN, SOME_DOORS, Door, OpenAIWorld
 from support import write_adapter
 
+pytestmark = pytest.mark.pairs
+
 CHAT_DOORS = [door for door in ALL_DOORS if door.endpoint == "chat"]
 SHORT_CHAT_DOORS = [door for door in SOME_DOORS if door.endpoint == "chat"]
 USER = {"role": "user", "content": "hi"}

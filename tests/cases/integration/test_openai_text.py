@@ -10,6 +10,8 @@ import pytest
 from openai_answer import Answer
 from openai_world import ALL_DOORS, SOME_DOORS, Door, OpenAIWorld
 
+pytestmark = pytest.mark.pairs
+
 FACE, TEARS, TURTLE = "\U0001fae0", "\U0001f979", "\u9f9c"
 FAMILY, NAMASTE = "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u0928\u092e\u0938\u094d\u0924\u0947"
 EMOJI = f"{FACE}{TEARS} {TURTLE}{FAMILY} {NAMASTE}{FACE}"

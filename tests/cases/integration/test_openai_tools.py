@@ -10,6 +10,8 @@ import pytest
 
 from openai_world import ALL_DOORS, Door, OpenAIWorld
 
+pytestmark = pytest.mark.pairs
+
 CHAT_DOORS = [door for door in ALL_DOORS if door.endpoint == "chat"]
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -22,6 +22,8 @@ from openai_world import ALL_DOORS, Door, OpenAIWorld
 from platforms import running_platform
 from schema_kinds import SchemaMaker
 
+pytestmark = pytest.mark.pairs
+
 MAX_TOKENS = 300
 LEAST_SHARE_COMPLETE = 0.6
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}

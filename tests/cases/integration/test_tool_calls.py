@@ -15,6 +15,8 @@ import pytest
 from openai_answer import Choice
 from openai_world import ALL_DOORS, OpenAIWorld
 
+pytestmark = pytest.mark.pairs
+
 CHAT_DOORS = [door for door in ALL_DOORS if door.endpoint == "chat"]
 SCHEMAS: dict[str, dict[str, Any]] = {
     "track": {
