@@ -1,13 +1,14 @@
 # `make demo` and `make test` each do their whole set-up first; everything is installed into .venv.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup base demo test test-s3 test-restore test-ui chart endure fuzz audit licences lint fmt check bench docs lock release-check images images-check sbom clean
+.PHONY: help setup base demo test test-s3 chaos soak test-restore test-ui chart endure fuzz audit licences lint style types fmt check bench docs lock release-check images images-check sbom clean
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 TOOLS := build/tools/.done
 BASE := smollm2-135m
 ARGS ?=
 FUZZ_S ?= 1800
+SOAK_S ?= 900
 # A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first. One process
 # more than there are cores: half of the time of many tests is that of servers which start.
 PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -49,6 +50,15 @@ chart: $(STAMP) ## Judge the Helm chart in full, with two helms, kubectl and the
 endure: $(STAMP) ## Run the long tests at full length, some hours; `make test` has each of them for a few seconds
 	@$(BIN)/python -m pytest -m "endure or pairs or hypothesis" --endure $(ARGS)
 
+chaos: $(STAMP) ## Hurt every part under load, some ten minutes, and write the table in docs/chaos.md
+	@mkdir -p build && rm -f build/chaos.jsonl
+	@LORAPLEX_TEST_CHAOS_ROWS=build/chaos.jsonl $(BIN)/python -m pytest -n 0 tests/chaos --endure $(ARGS)
+	@$(BIN)/python tests/chaos_page.py build/chaos.jsonl
+
+soak: $(STAMP) ## Let a platform run for SOAK_S=900 seconds with everything at once, and look at what grows: build/soak.md
+	@mkdir -p build
+	@LORAPLEX_TEST_SOAK_S=$(SOAK_S) LORAPLEX_TEST_SOAK_REPORT=build/soak.md $(BIN)/python -m pytest -n 0 tests/soak $(ARGS)
+
 fuzz: $(STAMP) ## Fuzz every parser that meets outside bytes, FUZZ_S=1800 in all; led by coverage where atheris is to be had
 	@$(BIN)/python -m pip install -q -e '.[fuzz]' || echo "==> atheris is not to be had here: inputs are mutations of good ones"
 	@$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S) $(ARGS)
@@ -59,12 +69,16 @@ audit: $(STAMP) ## Ask for known holes in what the locks pin (skipped by name wh
 licences: $(STAMP) ## Write docs/licences.md from what is installed
 	@$(BIN)/python scripts/licences.py
 
-lint: $(STAMP) ## Check style, types, the layers between packages and the layout
+lint: style types ## Check style, types, the layers between packages and the layout
+
+style: $(STAMP)
 	@scripts/check_layout.sh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
 
 fmt: $(STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .

@@ -41,7 +41,7 @@ choose_torch() {
 # pip's own lines go to a log; one short line a package goes to the screen.
 install() {
   local log=.venv/setup.log
-  if ! .venv/bin/python -m pip install --progress-bar off "${options[@]}" "$@" 2>&1 | tee "$log" |
+  if ! .venv/bin/python -m pip install --no-compile --progress-bar off "${options[@]}" "$@" 2>&1 | tee "$log" |
       awk '!/Location .* is ignored|^ |^Requirement already|^Looking in|^Obtaining|^\[notice\]/ {
         print substr($0, 1, 100); fflush() }'; then
     printf '\n'; tail -n 15 "$log" >&2
@@ -58,4 +58,6 @@ options=(-c requirements/lock.txt)
 choose_torch
 say "installing packages; from an empty cache this takes a minute or two"
 install -e '.[engine,dev]'
+# pip would compile on one core; a package may hold files that are no Python of this version
+.venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true
 say "ready: .venv/bin/loraplex --help"
