@@ -20,7 +20,7 @@ from alembic import command
 from backup_world import SECRETS, Silent, build_source, digest_of_tree, find_artifacts, make_platform
 from loraplex.backup.create import create
 from loraplex.backup.errors import BackupError, NewerError, NotWholeError, UnsupportedPlaceError
-from loraplex.backup.manifest import BackupManifest, encode_manifest, read_manifest
+from loraplex.backup.manifest import BackupManifest, encode_manifest, read_manifest, seal
 from loraplex.backup.restore import restore
 from loraplex.backup.verify import audit, verify
 from loraplex.supervisor.base import SPEC_FILE
@@ -143,7 +143,7 @@ def test_damage_is_found_and_nothing_is_restored(backup: Path, tmp_path: Path, d
 def _reseal(backup: Path, **changes: object) -> None:
     """Rewrite the manifest as somebody would who can write a seal."""
     manifest = msgspec.structs.replace(read_manifest(backup), **changes)
-    (backup / "backup.json").write_bytes(encode_manifest(manifest))
+    (backup / "backup.json").write_bytes(encode_manifest(seal(manifest)))
 
 
 def _adopt(backup: Path, path: Path) -> None:

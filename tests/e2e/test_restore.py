@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -98,10 +99,11 @@ def at_work(platform: LivePlatform, teams: Teams) -> Iterator[list[int]]:
             thread.join()
 
 
-def run(*arguments: str | Path) -> Any:
+def run(*arguments: str | Path, **settings: str) -> Any:
     """Run a command and return what its JSON says."""
     argv = [sys.executable, "-m", "loraplex", *map(str, arguments), "--json"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    env = os.environ | settings
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -122,7 +124,8 @@ def test_a_restored_platform_answers_the_same_tokens(tiny_llama: Path, tmp_path:
         before = teams.ask(platform)
         usage, audit = list_ids(platform)
         with at_work(platform, teams) as counts:
-            made = run("backup", "create", tmp_path / "backup", "--data-dir", tmp_path / "data", "--with-base")
+            places = (tmp_path / "backup", "--data-dir", tmp_path / "data")
+            made = run("backup", "create", *places, "--with-base", LORAPLEX_CACHE_DIR=str(tmp_path / "cache"))
         assert min(counts) >= 1, "there was work meanwhile"
         assert made["num_artifacts"] >= 8
         with platform.management() as client:

@@ -24,6 +24,7 @@ from loraplex.backup.manifest import (
     BackupFile,
     BackupManifest,
     encode_manifest,
+    seal,
 )
 from loraplex.backup.source import SECRET_FILES, Source
 from loraplex.backup.staging import check_room, staged
@@ -59,14 +60,16 @@ def create(
             files += [file for base in bases for file in _copy_base(base, folder, watcher)]
         except OSError as error:
             raise BackupError(f"The backup cannot be made: {error}. Nothing is at {to}.") from error
-        manifest = BackupManifest(
-            made_by=__version__,
-            made_at=moment.made_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
-            revision=moment.revision,
-            files=tuple(files),
-            bases=tuple(moment.bases),
-            num_artifacts=len(objects.digest_to_files),
-            damaged=tuple(objects.damaged.values()),
+        manifest = seal(
+            BackupManifest(
+                made_by=__version__,
+                made_at=moment.made_at.isoformat(timespec="seconds").replace("+00:00", "Z"),
+                revision=moment.revision,
+                files=tuple(files),
+                bases=tuple(moment.bases),
+                num_artifacts=len(objects.digest_to_files),
+                damaged=tuple(objects.damaged.values()),
+            )
         )
         if faults := find_faults(folder, manifest, watcher):
             raise NotWholeError(faults)

@@ -28,7 +28,7 @@ class NotWholeError(BackupError):
         self.faults = faults
         first = "\n".join(f"  {fault.kind}: {fault.subject}: {fault.message}" for fault in faults[:10])
         more = f"\n  and {len(faults) - 10} more" if len(faults) > 10 else ""
-        super().__init__(f"The backup is not whole; nothing was restored. Take another one.\n{first}{more}")
+        super().__init__(f"The backup is not whole. Take another one.\n{first}{more}")
 
 
 class NewerError(BackupError):

@@ -70,10 +70,14 @@ class _Head(msgspec.Struct):
     format: int
 
 
+def seal(manifest: BackupManifest) -> BackupManifest:
+    """Return the manifest with the seal that belongs to it."""
+    return msgspec.structs.replace(manifest, seal=_compute_seal(manifest))
+
+
 def encode_manifest(manifest: BackupManifest) -> bytes:
-    """Return the content of `backup.json`, sealed."""
-    sealed = msgspec.structs.replace(manifest, seal=_compute_seal(manifest))
-    return msgspec.json.format(msgspec.json.encode(sealed), indent=1) + b"\n"
+    """Return the content of `backup.json`."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
 
 
 def read_manifest(folder: Path) -> BackupManifest:

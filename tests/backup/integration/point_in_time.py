@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,11 @@ class Cluster(EmbeddedPostgres):
     def take_base_backup(self, to: Path) -> None:
         """`pg_basebackup`, as the page says."""
         command = [self._binaries / "pg_basebackup", "-d", self.url, "-D", to, "-X", "stream", "-c", "fast"]
-        done = subprocess.run(command, user=self._user, env=_plain_env(), capture_output=True, text=True, check=False)
+        options: dict[str, Any] = {"user": self._user, "env": _plain_env(), "cwd": "/", "capture_output": True}
+        done = subprocess.run(command, **options, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        check = subprocess.run([self._binaries / "pg_verifybackup", to], user=self._user, env=_plain_env(), check=False)
-        assert check.returncode == 0
+        done = subprocess.run([self._binaries / "pg_verifybackup", to], **options, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
     def archive_all(self) -> None:
         """Wait until all that was written is in the archive."""
@@ -87,8 +89,6 @@ class Cluster(EmbeddedPostgres):
 
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    import tempfile
-
     # Postgres runs as nobody, who cannot enter pytest's folders
     with tempfile.TemporaryDirectory(prefix="lpx-pitr-") as folder:
         root = Path(folder)
