@@ -157,9 +157,9 @@ def test_sighup_trusts_the_keys_that_the_file_has_now(
     process.send_signal(signal.SIGHUP)
     claims = {"role": "admin", "scopes": (), "key_id": "k", "actor": "a", "request_id": "req_1"}
     newer_token = f"Bearer {newer.sign(Identity(tenant_id=None, tenant=None, **claims), 'engine')}"
-    wait_until(lambda: client.get("/readyz", headers={"authorization": newer_token}).status_code == 200)
-    assert client.get("/readyz").status_code == 200
+    wait_until(lambda: client.get("/internal/state", headers={"authorization": newer_token}).status_code == 200)
+    assert client.get("/internal/state").status_code == 200
     file.write_bytes(newer.public_pem)
     process.send_signal(signal.SIGHUP)
-    wait_until(lambda: client.get("/readyz", headers={"authorization": token}).status_code == 401)
-    assert client.get("/readyz", headers={"authorization": newer_token}).status_code == 200
+    wait_until(lambda: client.get("/internal/state", headers={"authorization": token}).status_code == 401)
+    assert client.get("/internal/state", headers={"authorization": newer_token}).status_code == 200
