@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 import uvicorn
-from uvicorn._types import ASGI3Application
 
 from loraplex_registry.app import check_revision, create_app
 from loraplex_registry.errors import BodyTimeoutError, MigrationError, RegistryError, SettingError
@@ -49,8 +48,8 @@ def main() -> int:
     return 0
 
 
-def build_server(app: ASGI3Application, **options: Any) -> uvicorn.Server:
-    """Return the server of a registry's app, not yet started; `options` as `uvicorn.Config` takes them."""
+def build_server(app: Any, **options: Any) -> uvicorn.Server:
+    """Return the server of a registry's app, not yet started; `options` are those of `uvicorn.Config`."""
     served = AccessLog(Hardened(app, BodyTimeoutError), "loraplex_registry.access")
     return uvicorn.Server(build_config(served, _DRAIN_S, lifespan="on", **options))
 

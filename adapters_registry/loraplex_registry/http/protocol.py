@@ -58,6 +58,7 @@ class _HeadRefusedError(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """Serves one connection; see the module."""
 
+    parser: Any
     _blocked_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     _rest_timer: asyncio.TimerHandle | None = None
@@ -257,7 +258,7 @@ class _PlainParser:
 
     def is_ahead_of_body(self) -> bool:
         """Whether the library says that a message is complete whose body is still to come."""
-        return self._parser.should_upgrade() and any(name in _FRAMING for name, _ in self._protocol.headers)
+        return bool(self._parser.should_upgrade()) and any(name in _FRAMING for name, _ in self._protocol.headers)
 
     def feed_data(self, data: bytes) -> None:
         """Parse some bytes; the protocol is called back."""

@@ -49,7 +49,8 @@ class TryLimit:
     async def find_wait_s(self, address: str, key: str) -> int | None:
         """Return in how many seconds this key may be tried from here, None for now."""
         now, subjects = self._clock(), _list_subjects(address, key)
-        oldest = [tries[0] for name in subjects if len(tries := self._tries.get(name, ())) == self.max_tries]
+        known = [self._tries[name] for name in subjects if name in self._tries]
+        oldest = [tries[0] for tries in known if len(tries) == self.max_tries]
         if not any(_is_young(at, now) for at in oldest) and self.shared is not None:
             oldest += await self.shared.find(subjects, self.max_tries)
         return max((int(at + WINDOW_S - now) + 1 for at in oldest if _is_young(at, now)), default=None)
