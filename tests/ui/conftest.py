@@ -1,7 +1,8 @@
-"""One gateway with an hour of figures, and one Chromium, for all tests here; skipped where there is no browser."""
+"""One gateway with an hour of figures, and one Chromium, for all tests here, which `make test-ui` asks for."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +21,11 @@ NewDatabase = Callable[[str], tuple[str, Path]]
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """A browser without a screen."""
+def chromium(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A browser without a screen; where nobody asks for one these tests would take minutes of `make test`."""
+    is_asked_for = "chromium" in os.environ.get("LORAPLEX_TEST_REQUIRE", "") or request.config.getoption("--shots")
+    if not is_asked_for:
+        pytest.skip("a real browser is met by make test-ui")
     try:
         find_chromium()
     except BrowserUnavailable as reason:
