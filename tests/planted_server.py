@@ -29,8 +29,10 @@ class Planted:
     tokens_per_piece: int = 1
     max_open: int | None = None
     """Requests that are worked on at once; others wait."""
+    stall_after: tuple[float, float] | None = None
+    """From when to when after the first request nothing is sent."""
     stall: tuple[float, float] = (0.0, 0.0)
-    """From when to when by `time.monotonic` nothing is sent."""
+    """The same by `time.monotonic`."""
     fail_every: int = 0
     """Each so-many-th request is refused with 429."""
     has_usage: bool = True
@@ -116,6 +118,9 @@ class _Client:
         planted = self._planted
         planted.bodies.append(body)
         number = len(planted.bodies)
+        if number == 1 and planted.stall_after is not None:
+            begin_s, end_s = planted.stall_after
+            planted.stall = (time.monotonic() + begin_s, time.monotonic() + end_s)
         if planted.fail_every and number % planted.fail_every == 0:
             self._send_whole(429, json.dumps({"error": {"message": "Too fast.", "code": "rate_limit_exceeded"}}))
             return

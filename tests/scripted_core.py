@@ -246,6 +246,11 @@ async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.005)
 
 
+async def until_heard(rig: Rig, num_tokens: int) -> None:
+    """Wait until the front has so many tokens of what is open."""
+    await until(lambda: sum(one.done().completion_tokens for one in rig.front.log.all_open()) == num_tokens)
+
+
 @asynccontextmanager
 async def running_rig(folder: Path, base: Path, *, has_test_hooks: bool = False, **facts: Any) -> AsyncIterator[Rig]:
     """Start front, server and scripted core; everything ends with the block."""

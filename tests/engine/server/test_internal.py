@@ -15,7 +15,7 @@ from loraplex_engine.server.request_log import MAX_KEPT, RequestLog
 from loraplex_engine.wire import messages as wire
 from loraplex_engine.wire.client import EngineClient, Events, ReplicaFailedError, UnreachableError
 from loraplex_engine.wire.done import RequestDone
-from scripted_core import BASE, DIGEST, Rig, running_rig, sign, until
+from scripted_core import BASE, DIGEST, Rig, running_rig, sign, until, until_heard
 from toy_tokenizers import write_byte_level
 
 PATH = "/v1/chat/completions"
@@ -77,7 +77,7 @@ async def test_abort_answers_what_the_request_cost_and_again_later(rig: Rig, cli
     rig.core.hangs_after = 2
     reader = asyncio.create_task(rig.post(PATH, CHAT | {"stream": True}, x_loraplex_request_id="req_a"))
     await until(lambda: rig.core.num_running == 1)
-    await asyncio.sleep(0.05)
+    await until_heard(rig, 2)
     running = await client.find_request("req_a")
     assert running is not None
     assert (running.state, running.done.completion_tokens, running.done.finish) == ("running", 2, "")
@@ -105,7 +105,7 @@ async def test_totals_are_the_sum_of_all_requests_that_ended_however_they_did(ri
         open_one = asyncio.create_task(rig.post(PATH, CHAT | {"stream": True}, x_loraplex_request_id=name))
         await until(lambda: rig.core.num_running == 1)
         assert (await client.read_usage(60)).totals.requests == int(name[-1])
-        await asyncio.sleep(0.05)
+        await until_heard(rig, 2)
         await client.abort(name)
         await open_one
     report = await client.read_usage(60)

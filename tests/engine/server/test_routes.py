@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from loraplex_engine.wire.messages import ErrorInfo
-from scripted_core import BASE, DIGEST, Rig, opened_stream, running_rig, sign, until
+from scripted_core import BASE, DIGEST, Rig, opened_stream, running_rig, sign, until, until_heard
 from toy_tokenizers import write_byte_level
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
@@ -411,7 +411,7 @@ async def test_a_client_that_goes_away_is_aborted_in_every_phase(rig: Rig, hangs
         rig.post(CHAT_PATH, CHAT | {"stream": is_stream, "n": 2}, x_loraplex_request_id="req_a")
     )
     await until(lambda: rig.core.num_running == 2)
-    await asyncio.sleep(0.05)
+    await until_heard(rig, 2 * hangs_after)
     request.cancel()
     await until(lambda: rig.core.num_running == 0, 10)
     await until(lambda: rig.front.log.num_open == 0)

@@ -57,11 +57,10 @@ def test_times_and_tokens_are_those_that_were_planted() -> None:
     assert repeat.completion_tokens == 12 * 6
     assert repeat.prompt_tokens == 12 * 8
     times = repeat.times
-    assert times["ttft"].p50 == pytest.approx(0.15, rel=0.3)
-    # three pieces of two tokens: two pauses of 60 ms, five later tokens
-    assert times["gap"].p50 == pytest.approx(0.06, rel=0.3)
-    assert times["itl"].p50 == pytest.approx(0.12 / 5, rel=0.3)
-    assert times["request"].p50 == pytest.approx(0.27, rel=0.3)
+    # three pieces of two tokens: two pauses of 60 ms, five later tokens; a busy machine is late, never early
+    for name, planted_s in (("ttft", 0.15), ("gap", 0.06), ("itl", 0.12 / 5), ("request", 0.27)):
+        assert 0.7 * planted_s < times[name].p50 < 4 * planted_s, name
+    assert times["request"].p50 >= times["ttft"].p50 + times["gap"].p50
 
 
 def test_closed_load_never_has_more_open_and_keeps_its_connections() -> None:
@@ -86,11 +85,11 @@ def test_server_that_closes_its_connections_is_asked_over_new_ones() -> None:
 
 def test_stall_is_charged_to_all_that_was_to_be_sent_meanwhile() -> None:
     with planted_server(first_s=0.005, token_s=0.001) as planted:
-        planted.stall = (time.monotonic() + 0.5, time.monotonic() + 1.3)
+        planted.stall_after = (0.5, 1.5)
         repeat = ask(planted, Load(rate=40), 80)
-    # arrivals of 0.8 s, on average: half of them wait for more than 0.4 s
-    waited = [value for value in repeat.samples["ttft"] if value > 0.3]
-    assert 8 <= len(waited) <= 40
+    # arrivals of a second, on average: half of them wait for more than half of it
+    waited = [value for value in repeat.samples["ttft"] if value > 0.5]
+    assert 8 <= len(waited) <= 60
     assert repeat.num_ok == 80
 
 
@@ -193,13 +192,13 @@ def count_worse(planted: Planted, num_trials: int, slowdown: float) -> int:
 @pytest.mark.endure
 def test_planted_slowdown_is_found_and_equal_runs_do_not_cry(long: Callable[[float, float], float]) -> None:
     num_trials = int(long(1, 20))
-    with planted_server(first_s=0.15, token_s=0.02, noise=0.05) as planted:
+    with planted_server(first_s=0.3, token_s=0.04, noise=0.05) as planted:
         assert count_worse(planted, num_trials, SLOW) == num_trials
         assert count_worse(planted, num_trials, 1.0) == 0
 
 
 def test_two_servers_take_turns_and_are_compared_by_pairs() -> None:
-    options = {"first_s": 0.1, "token_s": 0.01, "noise": 0.05}
+    options = {"first_s": 0.2, "token_s": 0.02, "noise": 0.05}
     with planted_server(**options) as one, planted_server(**options, slowdown=1.2) as other:
         servers = {"one": Server(one.url), "other": Server(other.url)}
         result = take_bench(Bench(servers, WORK, Load(concurrency=24), 24, num_warmup=4), Text(), Quiet())
