@@ -106,7 +106,7 @@ lock: $(TOOLS) ## Write requirements/*.txt: the versions in .venv, and with hash
 	@scripts/lock.sh
 
 release-check: $(STAMP) $(TOOLS) ## From a clean tree: build wheel and sdist, install them elsewhere, run the demo from the wheel
-	@$(BIN)/python scripts/release_check.py
+	@$(BIN)/python scripts/release_check.py $(ARGS)
 
 images: ## Build the images from the bases in images/pins.env (BUILDER=docker, REGISTRY=host/)
 	@images/build.sh

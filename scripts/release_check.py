@@ -1,6 +1,7 @@
 """`make release-check`: what has to hold before a version is tagged, from a clean tree to a demo run from the wheel.
 
-Everything is made from the committed files, in a folder outside the checkout.
+Everything is made from the committed files, in a folder outside the checkout. With arguments, of `wheel`, `sdist` and
+the versions of Python, only these are installed and tried.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
 import urllib.request
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from release_steps import (
@@ -68,8 +71,11 @@ print(sum(name.startswith("loraplex") for name in sys.modules), "modules")
 """
 
 
-def main() -> None:
-    """Run all steps in order."""
+def main(chosen: Sequence[str]) -> None:
+    """Run all steps in order, and of the installations those that were chosen."""
+    known = ("wheel", "sdist", *PYTHONS)
+    if not set(chosen) <= set(known):
+        sys.exit(f"there are {', '.join(known)}")
     version = read_version()
     with tempfile.TemporaryDirectory(prefix="loraplex-release-") as name:
         work = Path(name)
@@ -78,9 +84,11 @@ def main() -> None:
         check_contents(wheel, sdist)
         with step("metadata: twine check --strict"):
             run(TOOLS / "twine", "check", "--strict", wheel, sdist)
-        try_all(work / "wheel", wheel, version)
-        try_sdist(work / "sdist", sdist, version)
-        for minor in PYTHONS:
+        if "wheel" in chosen:
+            try_all(work / "wheel", wheel, version)
+        if "sdist" in chosen:
+            try_sdist(work / "sdist", sdist, version)
+        for minor in [minor for minor in PYTHONS if minor in chosen]:
             try_python(work / f"python{minor}", minor, wheel)
         kept = ROOT / "dist"
         kept.mkdir(exist_ok=True)
@@ -275,4 +283,4 @@ def try_python(folder: Path, minor: str, wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or ("wheel", "sdist", *PYTHONS))

@@ -29,7 +29,7 @@ from release_steps import ROOT, StepError, list_lines, read_version, require, ru
 SUITE = "bookworm"
 KEPT = ROOT / "build/images"
 BASE = KEPT / f"base-{SUITE}"
-BUILDAH = ("buildah", "--root", str(KEPT / "storage"), "--runroot", str(KEPT / "run"), "--storage-driver", "vfs")
+BUILDAH = ("buildah", "--root", str(KEPT / "storage"), "--runroot", str(KEPT / "run"), "--storage-driver", "overlay")
 BUILD_ENV = {"BUILDAH_ISOLATION": "chroot", "BUILDAH_FORMAT": "docker"}
 USER = "10001:10001"
 WRITABLE = ("/var/lib/loraplex", "/var/cache/loraplex")
