@@ -64,7 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float = 60.0
     """How long a request may wait in the queue."""
     step_timeout_s: float = 60.0
-    """How long a core may be silent before it counts as stuck and is started again."""
+    """How long a core, or its loader, may be silent before it counts as stuck and is started again."""
     cpu_threads: int = 0
     """Threads of the step loop; 0 = the cores this process may use."""
     has_test_hooks: bool = False

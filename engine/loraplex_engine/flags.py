@@ -89,7 +89,10 @@ FLAGS = (
     ),
     Flag("adapter-load-timeout", "adapter_load_timeout_s", float, "longest wait for an adapter, seconds (default: 60)"),
     Flag(
-        "step-timeout", "step_timeout_s", float, "silence after which the core counts as stuck, seconds (default: 60)"
+        "step-timeout",
+        "step_timeout_s",
+        float,
+        "silence after which the core, or its loader, counts as stuck, seconds (default: 60)",
     ),
     Flag("device", "device", str, "auto or cpu"),
     Flag("cpu-threads", "cpu_threads", int, "threads of the step loop (default: the cores it may use)"),

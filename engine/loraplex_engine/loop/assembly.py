@@ -180,6 +180,7 @@ def build_loader_process(config: EngineConfig, engine_key: str) -> Callable[[Bas
             tolerated=TOLERATED if config.has_test_hooks else (),
             registry_url=config.registry_url,
             engine_key=engine_key,
+            silence_s=config.step_timeout_s,
         )
 
     return build

@@ -1,7 +1,8 @@
-"""The core's handle on the loader process: starts it, sends jobs, collects results, replaces it when it dies."""
+"""The core's handle on the loader process: starts it, sends jobs, takes results, replaces it when it dies or hangs."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -13,16 +14,28 @@ from multiprocessing.reduction import recv_handle
 
 import msgspec
 
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob, LoadResult, PackedAdapter, map_packed
+from loraplex_engine.lora.packed import (
+    LoadBeat,
+    LoadDone,
+    LoaderMessage,
+    LoadFailed,
+    LoadJob,
+    PackedAdapter,
+    map_packed,
+)
 from loraplex_engine.lora.worker import WorkerLaunch
 from loraplex_registry.peft.spec import BaseSpec
 
 _MAX_BACKOFF_S = 30.0
-_decode = msgspec.msgpack.Decoder(LoadResult).decode
+_decode = msgspec.msgpack.Decoder(LoaderMessage).decode
+_log = logging.getLogger(__name__)
 
 
 class LoaderProcess:
-    """`Loader` over a helper process and a socket pair, which leaves no file behind however either side ends."""
+    """`Loader` over a helper process and a socket pair, which leaves no file behind however either side ends.
+
+    A process that has jobs and is silent for more than `silence_s` seconds is stuck, and is ended.
+    """
 
     def __init__(
         self,
@@ -35,12 +48,15 @@ class LoaderProcess:
         engine_key: str = "",
         max_disk_bytes: int,
         tolerated: tuple[str, ...] = (),
+        silence_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launch = WorkerLaunch(
             cache_dir, base, base_dir, dtype, registry_url, engine_key, max_disk_bytes, tolerated
         )
+        self._silence_s = silence_s
         self._clock = clock
+        self._heard_at = clock()
         self._in_flight: set[str] = set()
         self._num_deaths = 0
         self._restart_at = 0.0
@@ -50,6 +66,8 @@ class LoaderProcess:
 
     def start(self, digest: str) -> None:
         """Begin to load; returns at once. While the process is away the job fails at the next `take_finished`."""
+        if not self._in_flight:
+            self._heard_at = self._clock()
         self._in_flight.add(digest)
         if self._pipe is not None:
             try:
@@ -58,8 +76,11 @@ class LoaderProcess:
                 self._bury()
 
     def take_finished(self) -> list[PackedAdapter | LoadFailed]:
-        """Results since the last call; when the process has died, its jobs come back as failed."""
+        """Results since the last call; when the process has died or hangs, its jobs come back as failed."""
         results = self._receive()
+        if self._pipe is not None and self._in_flight and self._clock() - self._heard_at > self._silence_s:
+            _log.error("the loader has been silent for more than %.0f s: it is stuck and is ended", self._silence_s)
+            self._bury()
         if self._pipe is None:
             results += [_died(digest) for digest in sorted(self._in_flight)]
             self._in_flight.clear()
@@ -75,7 +96,10 @@ class LoaderProcess:
         results: list[PackedAdapter | LoadFailed] = []
         try:
             while self._pipe is not None and self._pipe.poll(0):
-                result: LoadResult = _decode(self._pipe.recv_bytes())
+                result: LoaderMessage = _decode(self._pipe.recv_bytes())
+                self._heard_at = self._clock()
+                if isinstance(result, LoadBeat):
+                    continue
                 results.append(self._map(result) if isinstance(result, LoadDone) else result)
                 # only now: a process that dies between the facts and the descriptor still owes this result
                 self._in_flight.discard(result.digest)

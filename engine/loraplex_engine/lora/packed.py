@@ -97,7 +97,12 @@ class LoadFailed(msgspec.Struct, frozen=True, tag="failed"):
     is_content: bool
 
 
+class LoadBeat(msgspec.Struct, frozen=True, tag="beat"):
+    """The loader has jobs and is at work, however long they take."""
+
+
 LoadResult = LoadDone | LoadFailed
+LoaderMessage = LoadResult | LoadBeat
 
 
 @dataclass(frozen=True, eq=False, slots=True)

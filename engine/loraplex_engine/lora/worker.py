@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -26,7 +27,7 @@ from loraplex_engine.lora.base_weights import BaseUnreadableError, BaseWeights
 from loraplex_engine.lora.disk import AdapterDisk
 from loraplex_engine.lora.folder_cache import FolderCache
 from loraplex_engine.lora.pack import UnservableAdapterError, pack
-from loraplex_engine.lora.packed import LoadDone, LoadFailed, LoadJob
+from loraplex_engine.lora.packed import LoadBeat, LoadDone, LoadFailed, LoadJob
 from loraplex_engine.lora.stored import ShortFileError
 from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.wire.client import ArtifactClient, ArtifactError, ArtifactMissingError
@@ -38,6 +39,7 @@ _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
 _MAX_LOADS = 4
 _PATIENCE_S = 0.005
+_BEAT_S = 1.0
 
 
 class WorkerLaunch(msgspec.Struct, frozen=True):
@@ -69,9 +71,13 @@ def main() -> int:
 
 
 def serve(core: Connection[bytes, bytes], load_one: Callable[[str], Loaded]) -> None:
-    """Take jobs and give results until the pipe ends; a few at a time, so that a slow download holds up no other."""
+    """Take jobs and give results until the pipe ends; a few at a time, so that a slow download holds up no other.
+
+    While there are jobs the core hears every second that this still runs.
+    """
     pool = ThreadPoolExecutor(_MAX_LOADS)
     running: set[Future[Loaded]] = set()
+    beat_at = 0.0
     while True:
         if core.poll(_PATIENCE_S if running else None):
             job = msgspec.msgpack.decode(core.recv_bytes(), type=LoadJob)
@@ -79,6 +85,9 @@ def serve(core: Connection[bytes, bytes], load_one: Callable[[str], Loaded]) -> 
         for future in [future for future in running if future.done()]:
             running.discard(future)
             _tell(core, future.result())
+        if running and time.monotonic() >= beat_at:
+            core.send_bytes(msgspec.msgpack.encode(LoadBeat()))
+            beat_at = time.monotonic() + _BEAT_S
 
 
 def load(digest: str, disk: AdapterDisk, base: BaseWeights) -> Loaded:
