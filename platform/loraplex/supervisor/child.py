@@ -54,6 +54,16 @@ class Child:
         """Exit code of the process, None while it runs."""
         return self._process.returncode if self._process else None
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None while there is none."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    def kill(self) -> None:
+        """End the process and what it started, at once."""
+        if self.pid is not None:
+            kill_session(self.pid)
+
     async def start(self) -> None:
         """Start the process once; `keep` makes it stay."""
         supervisor_pid = os.getpid()

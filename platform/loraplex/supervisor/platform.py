@@ -28,6 +28,7 @@ from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
 from loraplex.supervisor.port import check_port_free, find_free_port, hold_engine_port
 from loraplex.supervisor.readiness import wait_until_ready, wait_until_served
+from loraplex.supervisor.watch import Watch
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.setting import read_settings
@@ -97,8 +98,9 @@ async def run_platform(options: UpOptions, environ: Mapping[str, str], display: 
             await _unless(stop, _wait_and_register(platform, gateway, engine, display))
             write_private(folder.url, platform.url + "\n")
             try:
-                await _unless(stop, on_ready(platform))
-                await stop.wait()
+                async with _watching(display, {addresses.url: gateway, addresses.engine_url: engine}):
+                    await _unless(stop, on_ready(platform))
+                    await stop.wait()
             finally:
                 folder.url.unlink(missing_ok=True)
 
@@ -172,6 +174,23 @@ async def _running(specs: Sequence[ChildSpec], display: Display, drain_s: float)
         await gateway.stop(drain_s + _STOP_MARGIN_S)
         for engine in engines:
             await engine.stop(_ENGINE_STOP_S)
+
+
+@asynccontextmanager
+async def _watching(display: Display, url_to_child: Mapping[str, Child]) -> AsyncIterator[None]:
+    """End children that fall silent while the block runs; before, and while the platform drains, nobody is judged."""
+
+    def tell(name: str, silent_s: float) -> None:
+        display.warn(f"The {name} has answered nothing for {silent_s:.0f} s: it is stuck and is ended.")
+
+    watches = [Watch(child, f"{url}/healthz", tell) for url, child in url_to_child.items()]
+    tasks = [asyncio.create_task(watch.run()) for watch in watches]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _wait_and_register(platform: RunningPlatform, gateway: Child, engine: Child, display: Display) -> None:
