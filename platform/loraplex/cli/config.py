@@ -136,7 +136,7 @@ def _collect(
     engine_flags: EngineFlags,
 ) -> dict[str, str]:
     """Return what flags give, by the settings that they win over."""
-    given = {
+    given: dict[str, object] = {
         "LORAPLEX_LISTEN": listen,
         "LORAPLEX_ENGINE_BASE": base,
         "LORAPLEX_REGISTRY_URL": registry_url,

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from loraplex.client.location import check_url
@@ -77,7 +78,7 @@ def _build_checks() -> dict[str, Callable[[str], Any]]:
         "LORAPLEX_LOG_FORMAT": _choice("LORAPLEX_LOG_FORMAT", FORMATS),
     }
     for name in ("LORAPLEX_PURGE_AFTER_DAYS", "LORAPLEX_OUTCOME_DAYS"):
-        checks[name] = lambda text, name=name: read_days(name, text)
+        checks[name] = partial(read_days, name)
     return checks | {name: _choice(name, ("0", "1")) for name in _SWITCHES}
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from loraplex.db.database import check_database_url
-from loraplex.doctor.finding import Finding, judge_clock
+from loraplex.doctor.finding import Finding, judge_clock, judge_latency
 from loraplex.doctor.patient import Patient
 
 _OLDEST_POSTGRES, _OLDEST_SQLITE = 130_000, (3, 37, 0)
-_SLOW_S = 0.02
 _NUM_PINGS = 5
 _SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 30.0
 _OWN_CONNECTIONS = 3
@@ -99,12 +98,10 @@ def _look_at_postgres(connection: sa.Connection, pool_size: int) -> Iterator[Fin
         began_at = time.perf_counter()
         connection.scalar(sa.text("SELECT 1"))
         times.append(time.perf_counter() - began_at)
-    latency = statistics.median(times)
     slow = "Bring gateways and database closer together: each call takes several round trips."
-    shown = f"A round trip takes {latency * 1000:.1f} ms."
-    yield Finding("database.latency", *(("ok", shown) if latency < _SLOW_S else ("warn", shown, slow)))
+    yield judge_latency("database.latency", statistics.median(times), slow)
     before = datetime.now(UTC)
-    theirs: datetime = connection.scalar(sa.text("SELECT clock_timestamp()"))  # type: ignore[assignment]
+    theirs: datetime = connection.scalar(sa.text("SELECT clock_timestamp()"))
     middle = before + (datetime.now(UTC) - before) / 2
     yield judge_clock(
         "database.clock",

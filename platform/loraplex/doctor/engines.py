@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from loraplex.doctor.finding import Check, Finding, judge_clock, run_checks
+from loraplex.doctor.finding import Check, Finding, Verdict, judge_clock, run_checks
 from loraplex.doctor.patient import Patient
 from loraplex.fleet.discovery import DNS, split_name
 from loraplex.fleet.pools import Pool, parse_pools
@@ -141,7 +141,7 @@ def _judge_state(
     else:
         is_passing = replica.problem in ("it is draining", "it is starting")
         remedy = "Wait, and ask again." if is_passing else "Let it serve the pool's base, or move it to another pool."
-        verdict = "warn" if is_passing else "fail"
+        verdict: Verdict = "warn" if is_passing else "fail"
         yield Finding("engines.base", verdict, f"{engine.url}: {replica.problem}.", remedy, subject)
     seen.note(engine, replica.weights_digest)
     model = state.get("model")

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
+_SLOW_S = 0.02
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -71,6 +72,12 @@ def run_checks(checks: Sequence[Check]) -> list[Finding]:
         thread.join(max(0.0, began_at + check.limit_s - time.monotonic()))
         findings += check.collect()
     return findings
+
+
+def judge_latency(check: str, seconds: float, remedy: str) -> Finding:
+    """Return what a round trip of so many seconds means."""
+    shown = f"A round trip takes {seconds * 1000:.1f} ms."
+    return Finding(check, "ok", shown) if seconds < _SLOW_S else Finding(check, "warn", shown, remedy)
 
 
 def judge_clock(check: str, ahead_s: float, *, whose: str, warn_s: float, fail_s: float, why: str) -> Finding:

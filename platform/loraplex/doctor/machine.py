@@ -8,14 +8,13 @@ import resource
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import httpx
 
-from loraplex.doctor.finding import Finding
+from loraplex.doctor.finding import Finding, Verdict
 from loraplex.doctor.listener import find_listener
 from loraplex.doctor.patient import Patient
 from loraplex.settings import split_listen
@@ -31,7 +30,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at
 _ENOUGH_SHARED = _GIB
 _COMPUTING = ("engine", "up")
 _PROXY_NAMES = ("http_proxy", "https_proxy", "all_proxy")
-_ASK_S = 2.0
+_ASK_S = 1.0
 _ALIVE = ({"status": "alive"}, {"status": "ok"})
 """What gateway and engine, and a registry of its own, answer on /healthz."""
 
@@ -83,7 +82,7 @@ def check_limits(patient: Patient) -> Iterator[Finding]:
         shown = "as many files as it likes" if most == resource.RLIM_INFINITY else f"{most:,} files"
         yield Finding("machine.files", "ok", f"A process may open {shown}.")
     else:
-        verdict = "fail" if most < _FEW_FILES else "warn"
+        verdict: Verdict = "fail" if most < _FEW_FILES else "warn"
         remedy = "Raise the hard limit: ulimit -Hn 65536, LimitNOFILE= of the unit, or the container's ulimits."
         yield Finding("machine.files", verdict, f"A process may open {most:,} files, and each client is one.", remedy)
     if patient.part in _COMPUTING:
@@ -147,7 +146,7 @@ def check_proxies(patient: Patient) -> Iterator[Finding]:
         return
     endpoint = _find_endpoint(patient.value("LORAPLEX_OBJECT_STORE_URL"))
     shown = ", ".join(sorted(f"{name}={patient.environ[name]}" for name in names))
-    if endpoint is not None and not urllib.request.proxy_bypass_environment(endpoint, _read_no_proxy(patient)):
+    if endpoint is not None and not _is_direct(endpoint, patient):
         why = f"Calls to the object store at {endpoint} go through {shown}."
         remedy = f"Add {endpoint} to NO_PROXY, unless the proxy is meant to carry adapters."
         yield Finding("machine.proxies", "warn", why, remedy)
@@ -164,8 +163,11 @@ def _find_endpoint(url: str | None) -> str | None:
     return urlsplit(endpoint).hostname or "s3.amazonaws.com"
 
 
-def _read_no_proxy(patient: Patient) -> dict[str, str]:
-    return {"no": patient.environ.get("no_proxy") or patient.environ.get("NO_PROXY") or ""}
+def _is_direct(host: str, patient: Patient) -> bool:
+    """Say whether NO_PROXY names a host, itself or a domain that it is in."""
+    listed = (patient.environ.get("no_proxy") or patient.environ.get("NO_PROXY") or "").lower().split(",")
+    domains = [entry.strip().partition(":")[0].lstrip(".") for entry in listed]
+    return any(domain and (domain in ("*", host) or host.endswith(f".{domain}")) for domain in domains)
 
 
 def check_accelerator(patient: Patient) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from loraplex.doctor.finding import Finding, judge_clock
+from loraplex.doctor.finding import Finding, judge_clock, judge_latency
 from loraplex.doctor.patient import Patient
 from loraplex.settings import check_redis_url
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from redis import Redis
 
 _OLDEST = (6, 2)
-_SLOW_S = 0.02
 _SKEW_WARN_S, _SKEW_FAIL_S = 2.0, 30.0
 _SCRIPT = "redis.call('SET', KEYS[1], ARGV[1], 'PX', 1000) return redis.call('GET', KEYS[1])"
 _KEY = "loraplex:doctor"
@@ -47,18 +46,14 @@ def check_redis(patient: Patient) -> Iterator[Finding]:
 
 
 def _look(server: Redis) -> Iterator[Finding]:
-    began_at = time.perf_counter()
     server.ping()
-    latency = time.perf_counter() - began_at
     yield Finding("redis.reachable", "ok", "Redis answers.")
-    # the first ping has connected too
+    # the first one has connected too
     began_at = time.perf_counter()
     server.ping()
-    latency = time.perf_counter() - began_at
-    shown = f"A round trip takes {latency * 1000:.1f} ms."
-    remedy = "Bring Redis closer to the gateways: after 250 ms limits are enforced by each gateway alone."
-    yield Finding("redis.latency", *(("ok", shown) if latency < _SLOW_S else ("warn", shown, remedy)))
-    facts: dict[str, Any] = server.info()  # type: ignore[assignment]
+    slow = "Bring Redis closer to the gateways: after 250 ms limits are enforced by each gateway alone."
+    yield judge_latency("redis.latency", time.perf_counter() - began_at, slow)
+    facts: dict[str, Any] = server.info()
     yield _judge_version(str(facts.get("redis_version", "")))
     yield _judge_eviction(facts)
     if facts.get("cluster_enabled"):
@@ -90,7 +85,7 @@ def _judge_eviction(facts: dict[str, Any]) -> Finding:
 
 def _judge_clock(server: Redis) -> Finding:
     before = time.time()
-    seconds, micros = server.time()  # type: ignore[misc]
+    seconds, micros = server.time()
     ahead_s = int(seconds) + int(micros) / 1e6 - (before + time.time()) / 2
     why = "limits are counted by its minutes, days and months"
     return judge_clock("redis.clock", ahead_s, whose="Redis' clock", warn_s=_SKEW_WARN_S, fail_s=_SKEW_FAIL_S, why=why)

@@ -349,7 +349,8 @@ def test_a_proxy_between_us_and_the_store() -> None:
     found = look(check_proxies, see(told))["machine.proxies"]
     assert (found.verdict, "minio.example" in found.remedy) == ("warn", True)
     assert "a-proxy-password" not in str(found)
-    assert look(check_proxies, see({**told, "NO_PROXY": "minio.example"}))["machine.proxies"].verdict == "ok"
+    for listed, verdict in (("minio.example", "ok"), ("a, .example:443", "ok"), ("*", "ok"), ("example.com", "warn")):
+        assert look(check_proxies, see({**told, "NO_PROXY": listed}))["machine.proxies"].verdict == verdict
 
 
 def test_a_platform_that_is_not_there_or_refuses_the_key() -> None:
