@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 WINDOW_S = 60
-MAX_LOGINS, MAX_BEARERS = 5, 60
+MAX_LOGINS, MAX_BEARERS = 5, 600
 """Failures in `WINDOW_S`: of logins, after which none is tried; of bearer keys, which are then told to wait."""
 _MAX_SUBJECTS = 10_000
 _KEY_ID_LEN = len("lpx_") + 10
