@@ -19,7 +19,7 @@ _EVERYWHERE = (
     "internal_error",
     "unavailable",
 )
-_WITH_KEY = ("invalid_api_key", "permission_denied", "tenant_suspended")
+_WITH_KEY = ("invalid_api_key", "permission_denied", "rate_limit_exceeded", "tenant_suspended")
 _WITH_BODY = ("payload_too_large", "unsupported_media_type")
 _WITH_JSON = ("invalid_json", "unsupported_parameter")
 _ONE_BY_ONE = {429: ["retry-after"], 503: ["retry-after"], 401: ["www-authenticate"], 405: ["allow"]}
