@@ -54,6 +54,7 @@ async def plant_canary(world: GatewayWorld) -> None:
     targets = {"targets": [{"version": 1, "weight": 90}, {"version": 2, "weight": 10}]}
     answer = await world.call("PUT", path, json=targets, headers={"if-match": etag})
     assert answer.status_code == 200, answer.text
+    await world.gateway.names.ensure_fresh()
     found = world.gateway.names.find_adapter(owner, adapter)
     assert found is not None
     minute = datetime.now(UTC).replace(second=0, microsecond=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -95,7 +95,7 @@ async def read_outcomes(database: Database, query: OutcomeQuery) -> list[dict[st
         )
     async with database.report() as connection:
         rows = (await connection.execute(statement)).mappings().all()
-    return [_plain(row) for row in rows]
+    return [_plain(dict(row)) for row in rows]
 
 
 async def sum_outcomes(database: Database, start: datetime, stop: datetime) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ async def sum_outcomes(database: Database, start: datetime, stop: datetime) -> l
     )
     async with database.report() as connection:
         rows = (await connection.execute(statement)).mappings().all()
-    return [_plain(row) for row in rows]
+    return [_plain(dict(row)) for row in rows]
 
 
 def _count_each() -> list[sa.ColumnElement[Any]]:
@@ -119,9 +119,9 @@ def _count_each() -> list[sa.ColumnElement[Any]]:
     ]
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
     """Sums are decimals in Postgres."""
-    return dict(row) | {name: int(row[name]) for name in ("requests", *OUTCOMES)}
+    return row | {name: int(row[name]) for name in ("requests", *OUTCOMES)}
 
 
 async def keep_outcomes_short(database: Database, keep_days: int) -> None:
