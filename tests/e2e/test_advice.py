@@ -13,7 +13,7 @@ from loraplex_engine.bases.pull import pull
 from platforms import LivePlatform, running_platform, wait_for
 from support import tiny_llama_config, write_adapter, write_base
 
-LENGTH, COUNT = 320, 40
+LENGTH, COUNT = 320, 100
 PERCENTS = (5, 15, 80, 95)
 SWITCH = "--no-enable-prefix-caching"
 """What is measured does not depend on it: the tests of the scheduler have both."""
