@@ -16,7 +16,7 @@ import msgspec
 from fuzz_registry import build_request, split_request
 from fuzz_target import Target, run_async, try_each
 from loraplex.backup.errors import BackupError
-from loraplex.backup.manifest import MANIFEST, BackupManifest, encode_manifest, read_manifest
+from loraplex.backup.manifest import MANIFEST, BackupManifest, encode_manifest, read_manifest, seal
 from loraplex.bench.errors import BenchError
 from loraplex.bench.trace import read_trace
 from loraplex.client.connection import decode, read_error
@@ -310,7 +310,7 @@ def fuzz_backup(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, MANIFEST)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            data = encode_manifest(msgspec.json.decode(data, type=BackupManifest))
+            data = encode_manifest(seal(msgspec.json.decode(data, type=BackupManifest)))
         place.write_bytes(data)
         manifest = read_manifest(Path(folder))
     for file in manifest.files:
