@@ -25,7 +25,7 @@ from loraplex_registry.peft.spec import MAX_LORA_RANK, BaseSpec, ModuleSpec
 from loraplex_registry.storage.file import hash_file
 from loraplex_registry.storage.shelf import Shelf, open_shelf
 from loraplex_registry.wire.adapter import Manifest
-from loraplex_registry.wire.fault import Fault, NamedArtifact, NamedBase, NamedFile
+from loraplex_registry.wire.fault import Fault, FaultKind, NamedArtifact, NamedBase, NamedFile
 
 _NO_LIMIT = 1 << 62
 _PLACE = re.compile(r"(files|extra)/[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -233,7 +233,7 @@ def _compare(artifact: NamedArtifact, file: NamedFile, path: Path | None) -> Fau
             return Fault("missing", subject, f"{about}: the file is not there")
         size = path.stat().st_size
         if size != file.size:
-            kind = "truncated" if size < file.size else "rotted"
+            kind: FaultKind = "truncated" if size < file.size else "rotted"
             return Fault(kind, subject, f"{about}: {size} bytes, not {file.size}")
         if hash_file(path) != file.sha256:
             return Fault("rotted", subject, f"{about}: its sha256 is another one")

@@ -264,7 +264,7 @@ def test_postgres_and_buckets_are_sent_to_the_page_that_knows(platform: Path, tm
         {"database_url": "postgresql+psycopg://me:secret@db/loraplex"},
         {"object_store_url": "s3://bucket/prefix"},
     ):
-        with pytest.raises(UnsupportedPlaceError, match=r"docs/backup\.md") as caught:
+        with pytest.raises(UnsupportedPlaceError, match="loraplex backup verify") as caught:
             create(build_source(platform, **settings), tmp_path / "b", Silent())
         assert "secret" not in caught.value.message
     with pytest.raises(BackupError, match="--data-dir"):

@@ -36,4 +36,4 @@ class NewerError(BackupError):
 
 
 class UnsupportedPlaceError(BackupError):
-    """Only SQLite and a folder of objects can be backed up by this command; see docs/backup.md for Postgres and S3."""
+    """This command copies SQLite and a folder; Postgres and buckets have means of their own, the database first."""

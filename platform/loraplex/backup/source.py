@@ -22,8 +22,8 @@ SECRET_SETTINGS = {ADMIN_KEY_FILE: "admin_key", PEPPER_FILE: "key_pepper", SIGNI
 """Those that an operator may have given by a setting instead; then no file has them."""
 
 _HOW_ELSE = (
-    "See docs/backup.md: a base backup and the archived write-ahead log of Postgres first, then the bucket; "
-    "`loraplex backup verify` compares them."
+    "Take base backups of Postgres, archive its write-ahead log, and keep the bucket's versions longer than you want to "
+    "go back; the database comes first. `loraplex backup verify` compares the two."
 )
 
 
@@ -76,7 +76,7 @@ class Source:
         Raises:
             BackupError: One is not there, with these weights.
         """
-        found = {}
+        found: dict[tuple[str, str], PulledBase] = {}
         for folder in sorted((self.cache_dir / "bases").glob(f"*/{SPEC_FILE}")):
             try:
                 base = read_base(folder.parent)
