@@ -22,8 +22,8 @@ SECRET_SETTINGS = {ADMIN_KEY_FILE: "admin_key", PEPPER_FILE: "key_pepper", SIGNI
 """Those that an operator may have given by a setting instead; then no file has them."""
 
 _HOW_ELSE = (
-    "Take base backups of Postgres, archive its write-ahead log, and keep the bucket's versions longer than you want to "
-    "go back; the database comes first. `loraplex backup verify` compares the two."
+    "Take base backups of Postgres, archive its write-ahead log, and keep the bucket's versions for longer than you "
+    "want to go back; the database comes first. `loraplex backup verify` compares the two."
 )
 
 
