@@ -25,7 +25,8 @@ def build_guard(verifier: TokenVerifier) -> Any:
 
     def check_token(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         identity = connection.state.identity = read_identity(verifier, connection.headers.get("authorization", ""))
-        check_reach(identity, connection.scope["method"], connection.scope["path"])
+        scope: Any = connection.scope
+        check_reach(identity, scope["method"], scope["path"])
         note(request_id=identity.request_id, tenant=identity.tenant, key_id=identity.key_id)
 
     return check_token

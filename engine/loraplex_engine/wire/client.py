@@ -232,18 +232,18 @@ class EngineClient:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         request = self._http.build_request(method, path, content=content, headers=headers, timeout=timeout)
         response = await self._open(request, timeout_s)
-        content = bytearray()
+        body = bytearray()
         try:
             async with asyncio.timeout(timeout_s):
                 async for piece in response.aiter_bytes():
-                    content += piece
-                    if len(content) > _MAX_BODY_BYTES:
+                    body += piece
+                    if len(body) > _MAX_BODY_BYTES:
                         raise ReplicaFailedError("The engine sent an answer without end.")
         except (httpx.TransportError, httpx.DecodingError, TimeoutError) as error:
             raise ReplicaFailedError from error
         finally:
             await response.aclose()
-        return httpx.Response(response.status_code, headers=_keep(response.headers), content=bytes(content))
+        return httpx.Response(response.status_code, headers=_keep(response.headers), content=bytes(body))
 
     async def abort(self, request_id: str) -> RequestDone | None:
         """End a request and return what it cost; None if the engine does not know it (any more)."""
