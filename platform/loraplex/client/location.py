@@ -100,7 +100,7 @@ def _explain_no_key(told_url: str | None, local_url: str | None, data_dir: Path)
         )
     if told_url:
         return f"There is no API key for {told_url}; set LORAPLEX_API_KEY."
-    if _is_locked(data_dir / LOCK_FILE):
+    if is_locked(data_dir / LOCK_FILE):
         return f"The platform in {data_dir} is still starting; try again when `loraplex up` has said its URL."
     return (
         f"No platform of yours runs here (in {data_dir}); start `loraplex up`, name its folder by LORAPLEX_DATA_DIR, "
@@ -108,7 +108,7 @@ def _explain_no_key(told_url: str | None, local_url: str | None, data_dir: Path)
     )
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Say whether a running `loraplex up` holds the folder's lock."""
     try:
         with path.open() as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from loraplex.client.errors import ClientError
-from loraplex.client.location import Location, find_location
+from loraplex.client.location import LOCK_FILE, Location, default_data_dir, find_location, is_locked
 from loraplex.config.resolved import choose_part, resolve
 from loraplex.doctor.database import check_database
 from loraplex.doctor.engines import check_engines
@@ -106,6 +106,7 @@ def _find_location(environ: Mapping[str, str], part: str) -> Location | None:
         # the check of the settings says so
         return None
     is_named = bool(environ.get("LORAPLEX_URL") or environ.get("LORAPLEX_URL_FILE"))
-    # a part of a cluster has nothing to do with what this user runs beside it
-    is_own = location.is_direct and (part in _OF_ONE_MACHINE or bool(environ.get("LORAPLEX_DATA_DIR")))
-    return location if is_named or is_own else None
+    # a part of a cluster has nothing to do with what this user runs beside it, nor has one that was killed
+    is_own = part in _OF_ONE_MACHINE or bool(environ.get("LORAPLEX_DATA_DIR"))
+    runs_here = location.is_direct and is_own and is_locked(default_data_dir(environ) / LOCK_FILE)
+    return location if is_named or runs_here else None

@@ -364,6 +364,20 @@ def test_a_platform_that_is_not_there_or_refuses_the_key() -> None:
     assert "lpx_secret" not in str(refused)
 
 
+def test_a_platform_that_was_killed_is_not_asked_and_one_that_hangs_is(tmp_path: Path) -> None:
+    import fcntl
+
+    with planted_engine() as gone:
+        pass
+    write_folder(tmp_path, admin_key="an-admin-key-of-a-test", lock="")
+    (tmp_path / "url").write_text(gone.url)
+    environ = {"LORAPLEX_DATA_DIR": str(tmp_path)}
+    assert verdicts(look(check_platform, see(environ, "up"))) == {"platform.reachable": "skip"}
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert verdicts(look(check_platform, see(environ, "up"))) == {"platform.reachable": "fail"}
+
+
 def test_a_check_that_breaks_stops_no_other() -> None:
     def broken() -> Iterator[None]:
         raise ValueError("a library that quotes a-secret")
