@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,7 +53,7 @@ def press(tab: Any, verb: str, **fields: str) -> None:
 
 
 def wait_for_state(tab: Any, state: str) -> None:
-    tab.locator(".figure", has_text="State").get_by_text(state, exact=True).wait_for()
+    tab.locator(".figure", has_text=re.compile(rf"^\s*State\s*{state}")).wait_for()
 
 
 def test_every_verb_leads_on_and_back(

@@ -74,7 +74,7 @@ def test_a_bad_canary_is_found_and_taken_back(tab: Any, incident: Site, shoot: S
     notice = tab.get_by_role("alert")
     notice.get_by_text("Version 2, which has 10 % of live, failed 70 of 100 calls").wait_for()
     shoot(tab, "adapter-canary-fails")
-    notice.get_by_role("button", name="Promote…").click()
+    notice.get_by_role("button", name="Promote version 1…").click()
     dialog = tab.get_by_role("dialog")
     dialog.get_by_text("live leads to version 1 (90 %) and version 2 (10 %) now").wait_for()
     shoot(tab, "promote-asked")

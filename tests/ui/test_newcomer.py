@@ -62,7 +62,7 @@ def test_advice_is_a_card_with_its_evidence_and_its_flag(
         card = tab.locator("article", has_text="max loras")
         card.get_by_text("--max-loras 12").wait_for()
         card.get_by_text("Evidence").click()
-        card.get_by_text("loads again").wait_for()
+        card.get_by_text("loads again", exact=True).wait_for()
         assert find_violations(tab) == []
         shoot(tab, "advice-findings")
         tab.set_viewport_size({"width": 400, "height": 900})

@@ -168,6 +168,14 @@ def find_refused(adapters: Sequence[AdapterName]) -> Iterator[Sign]:
 
 def find_down(replicas: Sequence[tuple[str, str | None]], num_differences: int) -> Iterator[Sign]:
     """Say which replicas, of name and problem, get no traffic, and that somebody has to repair what differs."""
+    if not replicas:
+        yield Sign(
+            tone="bad",
+            title="There is no engine",
+            text="Calls are refused with no_replica until LORAPLEX_POOLS names one that serves.",
+            link="#fleet-title",
+            action="Fleet",
+        )
     down = [(name, problem) for name, problem in replicas if problem is not None]
     if down:
         told = "; ".join(f"{name}: {problem}" for name, problem in down[:_MAX_NAMED])

@@ -135,6 +135,7 @@ class TestRules:
         assert titles(find_down([("one", None), ("two", "it is away")], 0)) == ["1 of 2 replicas get no traffic"]
         assert titles(find_down([("one", None)], 2)) == ["The fleet is not as it should be"]
         assert titles(find_down([("one", None)], 0)) == []
+        assert titles(find_down([], 0)) == ["There is no engine"]
         (overdue,) = find_overdue(["a/b"] * 5)
         assert overdue.text == "a/b, a/b, a/b and 2 more: extend or revert."
         assert titles(find_overdue([])) == []

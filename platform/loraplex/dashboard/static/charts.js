@@ -55,7 +55,7 @@ class Chart {
     const options = {
       width: this.place.clientWidth || 240,
       height: HEIGHT,
-      padding: [6, 4, 0, 0],
+      padding: [6, 14, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: "overview" }, y: false, drag: { x: false, y: false }, points: { size: 5 } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"),
