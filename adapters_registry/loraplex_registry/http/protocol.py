@@ -202,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self.transport.write(refusal)
-        elif cycle is self._answered and not cycle.response_started:
+        elif cycle is self._answered and cycle.more_body and not cycle.response_started:
             # its body is broken: this is its answer, and the app sees its client gone
             cycle.disconnected = True
             cycle.message_event.set()

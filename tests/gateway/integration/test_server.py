@@ -159,6 +159,16 @@ async def test_what_is_no_http_is_told_so_in_the_shape_of_errors() -> None:
         assert (refused.status, refused.json()["error"]["code"]) == (400, "invalid_request_error")
 
 
+async def test_nonsense_behind_a_request_is_no_answer_to_it() -> None:
+    app = Waiting()
+    async with serving_app(app) as (_, address), connected(address) as client, asyncio.timeout(5):
+        await client.send(REQUEST)
+        await until(lambda: app.num_asked == 1)
+        await client.send(b"\x00\x01 nonsense\r\n\r\n")
+        assert await client.reader.read() == b""
+        await until(lambda: app.num_gone == 1, 1)
+
+
 async def pour(scope: Any, receive: Any, send: Any) -> None:
     head = [(b"content-length", b"8000000"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 200, "headers": head})
