@@ -181,7 +181,8 @@ def watch_console(page: Any, *, may_be_refused: bool = False) -> list[str]:
     def note(message: Any) -> None:
         is_refusal = may_be_refused and message.text.startswith(_REFUSALS)
         if message.type == "error" and not is_refusal:
-            complaints.append(message.text)
+            place = message.location
+            complaints.append(f"{message.text} ({place.get('url')}:{place.get('lineNumber')})")
 
     page.on("console", note)
     page.on("pageerror", lambda error: complaints.append(str(error)))

@@ -49,12 +49,13 @@ def _judge(base: str, facts: Facts) -> Finding:
         if cache
         else ""
     )
+    effect = holds + _tell_refused(num_longer, len(lengths))
     return Finding(
         rule="max_model_len",
         subject=base,
         state="advice",
         message=f"{seen}, but {current:,} are allowed.",
-        effect=holds + _tell_refused(num_longer, len(lengths)),
+        effect=effect[:1].upper() + effect[1:],
         flag=f"--max-model-len {suggested}",
         evidence=evidence,
     )
