@@ -28,6 +28,7 @@ HELM_PACKAGES = {
 SCHEMA_PACKAGE = (
     "kubernetes-validate==1.37.0 --hash=sha256:85136d018a27b50ec7fc049d902bfa5193f5976807e6c0f408e3ab6fe078cad9"
 )
+SCHEMA_VERSIONS = ("1.27", "1.31", "1.37")
 SCHEMAS = "kubernetes_validate/kubernetes-json-schema/v{}.0-local-strict/"
 
 
@@ -54,18 +55,20 @@ def find_kubectl() -> Path:
 
 
 def find_schemas(version: str) -> Path:
-    """Return the folder of strict schemas of a Kubernetes version, such as `1.31`.
+    """Return the folder of strict schemas of a Kubernetes version, one of `SCHEMA_VERSIONS`.
 
     Raises:
         ToolUnavailable: The message says why there is none.
     """
+    return _fetch("kubernetes-schemas", SCHEMA_PACKAGE, _fill_schemas) / version
 
-    def fill(wheel: zipfile.ZipFile, folder: Path) -> None:
+
+def _fill_schemas(wheel: zipfile.ZipFile, folder: Path) -> None:
+    for version in SCHEMA_VERSIONS:
+        (folder / version).mkdir()
         for entry in wheel.infolist():
             if entry.filename.startswith(SCHEMAS.format(version)) and not entry.is_dir():
-                (folder / Path(entry.filename).name).write_bytes(wheel.read(entry))
-
-    return _fetch(f"kubernetes-schemas-{version}", SCHEMA_PACKAGE, fill)
+                (folder / version / Path(entry.filename).name).write_bytes(wheel.read(entry))
 
 
 def _find_programs(major: int) -> Path:

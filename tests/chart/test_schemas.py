@@ -14,13 +14,12 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from chart_tools import ToolUnavailable, find_schemas
+from chart_tools import SCHEMA_VERSIONS, ToolUnavailable, find_schemas
 from chart_values import CASES
 from chart_world import Object, Rendering
 from conftest import skip_or_fail
 
 OWN = Path(__file__).parent / "crd"
-VERSIONS = ("1.27", "1.31", "1.37")
 OF_OPERATORS = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute"}
 
 
@@ -53,7 +52,7 @@ def find_problems(found: Object, version: str) -> list[str]:
     return [f"{found['kind']} {error.json_path}: {error.message}" for error in validator.iter_errors(found)]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SCHEMA_VERSIONS)
 def test_each_object_is_one_that_kubernetes_knows(
     render: Callable[[str], Rendering], version: str, long: Callable[[float, float], float]
 ) -> None:
@@ -63,7 +62,7 @@ def test_each_object_is_one_that_kubernetes_knows(
     assert [problem for one in distinct.values() for problem in find_problems(one, version)] == []
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", SCHEMA_VERSIONS)
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
