@@ -28,13 +28,16 @@ HEADERS = {
 }
 """What an answer has that says nothing else about it."""
 _RAW_HEADERS = tuple((name.encode(), value.encode()) for name, value in HEADERS.items())
-_PATH = re.compile(rb"/(?:ui/)?|(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._~!$&'()*+,;=:@%-]+)+")
+_SEGMENT = rb"[A-Za-z0-9._~!$&'()*+,;=:@%-]"
+_PATH = re.compile(rb"/(?:ui/)?|(?:/" + _SEGMENT + rb"+)+")
+_DOTTED = re.compile(rb"/\.\.?(?:/|$)")
 _ESCAPE = re.compile(rb"%(.{0,2})", re.DOTALL)
 # they mean the same without disguise, or end a text, or are steps to elsewhere once it is taken off
 _UNDISGUISED = {*string.ascii_letters, *string.digits, *"-._~%/\\\x7f", *map(chr, range(32))}
 _ESCAPES = {b"%02x" % number for number in range(256) if chr(number) not in _UNDISGUISED}
-# names of models hold slashes
+# names of models hold slashes, also in disguise and where no name has one: that is said to be no model
 _MODELS, _SLASH = b"/v1/models/", b"2f"
+_MODEL_PATH = re.compile(rb"/v1/models/(?!/*$)(?:/|" + _SEGMENT + rb")+")
 _NO_ADDRESS = "There is nothing at this address: paths are written plainly, without empty or dotted segments."
 
 _Message = MutableMapping[str, Any]
@@ -105,12 +108,11 @@ class Hardened:
 
 def is_plain(path: bytes) -> bool:
     """Whether a path, as it was sent, is the one way to write it."""
-    if _PATH.fullmatch(path) is None:
+    is_model = path.startswith(_MODELS)
+    if (_MODEL_PATH if is_model else _PATH).fullmatch(path) is None or _DOTTED.search(path) is not None:
         return False
-    if b"%" not in path:
-        return True
-    slashes = {_SLASH} if path.startswith(_MODELS) else set()
-    return all(escape.lower() in _ESCAPES | slashes for escape in _ESCAPE.findall(path))
+    allowed = _ESCAPES | {_SLASH} if is_model else _ESCAPES
+    return b"%" not in path or all(escape.lower() in allowed for escape in _ESCAPE.findall(path))
 
 
 async def _refuse(send: _Send) -> None:
