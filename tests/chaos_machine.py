@@ -145,7 +145,7 @@ MACHINE = [
         held_s=SILENCE_S + 15,
         ends=_AWAY,
         is_cut=True,
-        longest_s=SILENCE_S + 30,
+        longest_s=SILENCE_S + 15,
     ),
     Fault(
         "up: disk of database and logs full",

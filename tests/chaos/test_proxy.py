@@ -48,12 +48,14 @@ async def ask(proxy: TcpProxy, timeout_s: float = 5.0) -> bytes:
         writer.transport.abort()
 
 
-async def open_idle(proxy: TcpProxy) -> asyncio.StreamReader:
+@asynccontextmanager
+async def open_idle(proxy: TcpProxy) -> AsyncIterator[asyncio.StreamReader]:
     """A connection that the server has taken and that nothing comes back on."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(b"hello\n")
     await reader.readexactly(6 + NUM_BYTES)
-    return reader
+    yield reader
+    writer.close()
 
 
 async def test_passes_everything_and_half_closed_ends() -> None:
@@ -97,10 +99,10 @@ async def test_is_silent_and_goes_on_where_it_was() -> None:
 async def test_is_gone_with_all_connections_and_comes_back_at_its_port() -> None:
     async with running_proxy() as proxy:
         port = proxy.port
-        reader = await open_idle(proxy)
-        await proxy.suffer(Fault(is_gone=True))
-        with pytest.raises(ConnectionResetError):
-            await reader.read()
+        async with open_idle(proxy) as reader:
+            await proxy.suffer(Fault(is_gone=True))
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
         with pytest.raises(ConnectionRefusedError):
             await ask(proxy)
         await proxy.suffer(NONE)
@@ -110,8 +112,8 @@ async def test_is_gone_with_all_connections_and_comes_back_at_its_port() -> None
 
 async def test_cut_breaks_what_is_open_once() -> None:
     async with running_proxy() as proxy:
-        reader = await open_idle(proxy)
-        proxy.cut()
-        with pytest.raises(ConnectionResetError):
-            await reader.read()
+        async with open_idle(proxy) as reader:
+            proxy.cut()
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
         assert len(await ask(proxy)) == NUM_BYTES + 6

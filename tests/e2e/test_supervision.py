@@ -11,16 +11,10 @@ from typing import Any
 import openai
 
 from platforms import LivePlatform, command_of, create_team, list_children, running_platform, wait_for
+from server_process import is_running
 
 FLAGS = ("--dtype", "float32", "--max-model-len", "256")
 QUESTION: Any = [{"role": "user", "content": "What is a library?"}]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def ask(platform: LivePlatform, model: str) -> str | None:

@@ -48,8 +48,8 @@ class Watch:
         """Look until cancelled."""
         async with httpx.AsyncClient(timeout=self._look_s, trust_env=False) as http:
             while True:
-                await asyncio.sleep(self._look_s)
-                await self._look(http)
+                # a look that waits for an answer in vain takes as long as the pause
+                await asyncio.gather(self._look(http), asyncio.sleep(self._look_s))
 
     async def _look(self, http: httpx.AsyncClient) -> None:
         pid = self._child.pid
