@@ -16,7 +16,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from examples import examples
 from loraplex_engine.lora import folder_cache
 from loraplex_engine.lora.folder_cache import FolderCache, NoRoomError
 from loraplex_registry.wire.digest import artifact_path
@@ -129,7 +128,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)
+TestCacheMachine.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
 
 
 def test_order_of_use_outlives_a_restart(tmp_path: Path) -> None:
