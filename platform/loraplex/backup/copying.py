@@ -35,7 +35,7 @@ def copy_file(source: Path, folder: Path, path: str, on_bytes: Callable[[int], N
         OSError: It cannot be read or written, or it is a link.
     """
     target = folder / path
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_private(target.parent)
     digest, size = hashlib.sha256(), 0
     with (
         os.fdopen(os.open(source, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as reader,
@@ -53,7 +53,7 @@ def copy_file(source: Path, folder: Path, path: str, on_bytes: Callable[[int], N
 def write_file(folder: Path, path: str, content: bytes) -> BackupFile:
     """Write a new private file below `folder`, durable when this returns."""
     target = folder / path
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make_private(target.parent)
     with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as writer:
         _write_all(writer.fileno(), content)
         os.fsync(writer.fileno())
@@ -96,6 +96,13 @@ def copy_database(source: Path, target: Path) -> None:
         raise BackupError(f"The database {source} cannot be copied: {error}.") from error
     with target.open("rb") as file:
         os.fsync(file.fileno())
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder and those above it that are not there, for nobody else to enter."""
+    if not folder.is_dir():
+        _make_private(folder.parent)
+        folder.mkdir(mode=0o700)
 
 
 def _write_all(descriptor: int, piece: bytes) -> None:
