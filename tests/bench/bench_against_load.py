@@ -59,9 +59,10 @@ class _OtherLine(msgspec.Struct):
     n: int
     errors: int
     out_tok_s: float
-    prompt_tok_mean: float
-    ttft_ms: list[float]
-    itl_ms: list[float]
+    ttft_ms: list[float | None]
+    itl_ms: list[float | None]
+    prompt_tok_mean: float | None = None
+    err: str | None = None
 
 
 class _Quiet:
@@ -82,7 +83,8 @@ def main() -> int:
     options = parse_options(parser)
     report = Report("against_load", options)
     with tempfile.TemporaryDirectory() as name:
-        base = open_base(options.base, Path(name), is_tiny=options.quick)
+        # a tiny base has no room for these prompts
+        base = open_base(options.base, Path(name), is_tiny=False)
         # the other one sends the same prompts in each of its runs
         flags = ("--base", str(base), "--no-enable-prefix-caching")
         with running_platform(Path(name) / "data", *flags) as platform:
@@ -143,7 +145,10 @@ def _take_other(platform: LivePlatform, model: str, other: Path) -> Seen:
         (line,) = (msgspec.json.decode(text, type=_OtherLine) for text in out.read_text().splitlines())
     if line.n != _NUM_REQUESTS:
         sys.exit(f"{other} sent {line.n} requests; its workload A is another one than this")
-    return Seen(line.out_tok_s, line.ttft_ms[0], line.itl_ms[0], line.prompt_tok_mean, line.errors)
+    first_ms, gap_ms = line.ttft_ms[0], line.itl_ms[0]
+    if first_ms is None or gap_ms is None:
+        sys.exit(f"{other}: {line.errors} of {line.n} requests failed: {line.err}")
+    return Seen(line.out_tok_s, first_ms, gap_ms, line.prompt_tok_mean or 0.0, line.errors)
 
 
 def _print(report: Report, pairs: Sequence[tuple[Seen, Seen]]) -> None:
