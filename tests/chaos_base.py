@@ -40,6 +40,8 @@ class World:
         self.gateways: list[ServerProcess] = []
         self.tools: dict[str, Any] = {}
         """What not every machine lets a test have: small disks by what they hold, and a clock."""
+        self.cold_until = 0.0
+        """So long an engine may hold it against an adapter that a fault kept it from loading."""
         self.wanted_metrics: tuple[str, ...] = ()
         """Lines that a gateway shows while all is well."""
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from chaos_books import CUT, GONE, Answer, Books, Change
 from chaos_clients import FRESH, MOVED, Clients
-from chaos_fault import Fault
+from chaos_fault import COLD, Fault
 from chaos_reference import NUM_TOKENS, Reference
 from loraplex.db.database import Database
 from loraplex.db.tables import request, usage
@@ -64,11 +64,14 @@ def check_answers(books: Books, since: Since, reference: Reference) -> None:
             assert answer.num_tokens == NUM_TOKENS * len(answer.texts), answer
 
 
-def check_ends(books: Books, since: Since, fault: Fault, span: Span, victim: str) -> None:
-    """Only what ran beside the fault failed, as it may then, and all ended in time."""
+def check_ends(books: Books, since: Since, fault: Fault, span: Span, victim: str, cold_until: float) -> None:
+    """Only what ran beside the fault failed, as it may then, and all ended in time.
+
+    Until `cold_until` an engine may refuse what an earlier fault kept it from loading.
+    """
     for answer in books.answers[since.answers :]:
         assert answer.ended_at - answer.began_at < fault.longest_s, answer
-        allowed = {"ok", GONE}
+        allowed = {"ok", GONE} | (COLD if answer.began_at < cold_until else set())
         if answer.began_at < span.ended_at and span.began_at < answer.ended_at:
             allowed |= fault.ends | ({CUT} if fault.is_cut and answer.gateway == victim else set())
         assert answer.end in allowed, (answer, allowed)

@@ -41,6 +41,11 @@ class Fault:
         return self.name
 
 
+COLD = frozenset({"adapter_loading"})
+COLD_S = 30.0
+"""The longest pause between two tries of an engine to load an adapter."""
+
+
 def errors(*codes: str) -> frozenset[str]:
     """Codes of errors that are explained by a fault."""
     return frozenset(codes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos_books import CUT
-from chaos_fault import Fault, errors
+from chaos_fault import COLD, Fault, errors
 from chaos_world import STUCK_S, ChaosWorld, suffering
 from server_process import ServerProcess, send_signal
 from tcp_proxy import Fault as Way
@@ -18,7 +18,6 @@ from tcp_proxy import Fault as Way
 Act = Callable[[ChaosWorld], AbstractAsyncContextManager[None]]
 _UNAVAILABLE = errors("unavailable")
 _BROKEN = errors("replica_failed")
-_COLD = errors("adapter_loading")
 _END_S = 30.0
 
 
@@ -208,10 +207,10 @@ PROCESSES = [
         "registry: kill -9",
         "what engines hold is served; cold adapters wait or are told adapter_loading",
         killed(_registry),
-        ends=_COLD,
+        ends=COLD,
     ),
-    Fault("registry: SIGSTOP for 4 s", "as above", frozen(_registry), held_s=4, ends=_COLD),
-    Fault("registry: SIGTERM and start", "as above", restarted(_registry), held_s=0.5, ends=_COLD),
+    Fault("registry: SIGSTOP for 4 s", "as above", frozen(_registry), held_s=4, ends=COLD),
+    Fault("registry: SIGTERM and start", "as above", restarted(_registry), held_s=0.5, ends=COLD),
     Fault(
         "engine front: kill -9",
         "its core, loader and sandbox end with it; requests go to the other engine, streams that ran are told",
@@ -253,14 +252,14 @@ PROCESSES = [
         "the core starts another; loads that ran are told adapter_loading",
         signalled(signal.SIGKILL, _loader),
         held_s=0,
-        ends=_COLD,
+        ends=COLD,
     ),
     Fault(
         "engine loader: SIGSTOP",
         f"found by its silence, after --step-timeout (here {STUCK_S:g} s), and replaced",
         signalled(signal.SIGSTOP, _loader),
         held_s=STUCK_S + 3,
-        ends=_COLD,
+        ends=COLD,
         longest_s=30,
     ),
     Fault("engine sandbox: kill -9", "the next task starts another", signalled(signal.SIGKILL, _sandbox), held_s=0),
@@ -277,7 +276,7 @@ DATABASES = [
         "Postgres: kill -9",
         "requests are refused, none is dispatched without its row; running answers go on",
         switched(lambda world: world.postgres.kill(), lambda world: world.postgres.start()),
-        ends=_UNAVAILABLE,
+        ends=_UNAVAILABLE | COLD,
         act_ends=_UNAVAILABLE,
         is_sample=True,
     ),
@@ -285,7 +284,7 @@ DATABASES = [
         "Postgres: no connection",
         "as above",
         on_way("postgres", Way(is_gone=True)),
-        ends=_UNAVAILABLE,
+        ends=_UNAVAILABLE | COLD,
         act_ends=_UNAVAILABLE,
     ),
     Fault(
@@ -293,7 +292,7 @@ DATABASES = [
         "refused within the time limits of pool and statements",
         on_way("postgres", Way(is_silent=True)),
         held_s=8,
-        ends=_UNAVAILABLE | _COLD,
+        ends=_UNAVAILABLE | COLD,
         act_ends=_UNAVAILABLE,
     ),
     Fault(
@@ -301,7 +300,7 @@ DATABASES = [
         "slow, and nothing else",
         on_way("postgres", Way(delay_s=0.1)),
         held_s=4,
-        ends=_UNAVAILABLE,
+        ends=_UNAVAILABLE | COLD,
         act_ends=_UNAVAILABLE,
     ),
     Fault(
@@ -309,7 +308,7 @@ DATABASES = [
         "each act is done once or not at all",
         cut_again_and_again("postgres"),
         held_s=3,
-        ends=_UNAVAILABLE,
+        ends=_UNAVAILABLE | COLD,
         act_ends=_UNAVAILABLE,
     ),
     Fault(
@@ -348,18 +347,16 @@ STORE = [
         "S3: kill -9",
         "what engines hold or have on disk is served; uploads are refused; cold adapters are told adapter_loading",
         switched(lambda world: world.s3.kill(), lambda world: world.s3.start()),
-        ends=_COLD,
+        ends=COLD,
         act_ends=_STORE,
     ),
-    Fault(
-        "S3: no connection", "as above", on_way("s3", Way(is_gone=True)), ends=_COLD, act_ends=_STORE, is_sample=True
-    ),
+    Fault("S3: no connection", "as above", on_way("s3", Way(is_gone=True)), ends=COLD, act_ends=_STORE, is_sample=True),
     Fault(
         "S3: silent for 8 s",
         "as above; an upload that waits goes on",
         on_way("s3", Way(is_silent=True)),
         held_s=8,
-        ends=_COLD,
+        ends=COLD,
         act_ends=_STORE,
         longest_s=60,
     ),
@@ -368,7 +365,7 @@ STORE = [
         "slow, and nothing else",
         on_way("s3", Way(delay_s=0.15)),
         held_s=4,
-        ends=_COLD,
+        ends=COLD,
         act_ends=_STORE,
     ),
     Fault(
@@ -376,7 +373,7 @@ STORE = [
         "no adapter with bytes missing is served",
         on_way("s3", Way(reset_after=4_000)),
         held_s=4,
-        ends=_COLD,
+        ends=COLD,
         act_ends=_STORE,
     ),
     Fault(
@@ -384,7 +381,7 @@ STORE = [
         "as above",
         on_way("s3", Way(end_after=4_000)),
         held_s=4,
-        ends=_COLD,
+        ends=COLD,
         act_ends=_STORE,
     ),
     Fault(
@@ -392,7 +389,7 @@ STORE = [
         "what it holds is served; others go to the other engine, or are told that the disk is full",
         full("cache"),
         held_s=4,
-        ends=_COLD,
+        ends=COLD,
         needs="cache",
     ),
 ]

@@ -11,7 +11,7 @@ import pytest
 from chaos_base import World
 from chaos_books import count_ends
 from chaos_checks import Since, Span, check_answers, check_ends, check_kept, check_rows, longest_s
-from chaos_fault import Fault
+from chaos_fault import COLD, COLD_S, Fault
 from chaos_page import Row, note
 
 CALM_S = 1.0
@@ -36,7 +36,9 @@ async def run_fault(world: World, fault: Fault) -> None:
         await asyncio.sleep(CALM_S)
     await world.wait_idle()
     check_answers(books, since, world.reference)
-    check_ends(books, since, fault, span, world.gateways[0].url)
+    check_ends(books, since, fault, span, world.gateways[0].url, world.cold_until)
+    if fault.ends & COLD:
+        world.cold_until = span.ended_at + COLD_S
     await check_kept(world.clients, since)
     await check_rows(world.database_url, books, since)
     assert books.faults == []
