@@ -82,7 +82,7 @@ async def test_metrics_are_for_whoever_may_read_them(
     for line in (
         'loraplex_uploads_total{result="created"} 1.0',
         'loraplex_uploads_total{result="refused"} 1.0',
-        'loraplex_upload_refusals_total{check="file_set"} 1.0',
+        'loraplex_upload_refusals_total{check="pickle"} 1.0',
         f"loraplex_upload_bytes_total {float(size)}",
     ):
         assert line in answer.text.splitlines(), answer.text
