@@ -42,7 +42,7 @@ acts = {
 }
 for name, act in acts.items():
     target = folder / name
-    for moment in range(1000):
+    for moment in range(0, 1000, 3):
         child = os.fork()
         if child == 0:
             try:
@@ -63,9 +63,16 @@ assert verify(folder / "backup", Silent())[1] == []
 """
 
 
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A platform at rest that no test changes."""
+    return make_platform(tmp_path_factory.mktemp("origin") / "data")
+
+
 @pytest.fixture
-def platform(tmp_path: Path) -> Path:
-    return make_platform(tmp_path / "data")
+def platform(origin: Path, tmp_path: Path) -> Path:
+    """A platform of this test alone."""
+    return Path(shutil.copytree(origin, tmp_path / "data"))
 
 
 def test_kill_leaves_nothing_that_looks_whole(platform: Path, tmp_path: Path) -> None:

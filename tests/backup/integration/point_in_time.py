@@ -36,7 +36,11 @@ class Cluster(EmbeddedPostgres):
     @property
     def database_url(self) -> str:
         """As LORAPLEX_DATABASE_URL."""
-        return self.url.replace("postgresql://", "postgresql+psycopg://").replace("/postgres", f"/{DATABASE}")
+        return self.address(DATABASE).replace("postgresql://", "postgresql+psycopg://")
+
+    def address(self, database: str) -> str:
+        """Where a database of it is."""
+        return f"{self.url.rpartition('/')[0]}/{database}"
 
     def configure(self, data: Path, **settings: str) -> None:
         """Set server settings in a data folder."""
@@ -45,7 +49,7 @@ class Cluster(EmbeddedPostgres):
 
     def ask(self, statement: str, database: str = "postgres") -> Any:
         """Run one statement and return its first value, if it has one."""
-        with psycopg.connect(self.url.replace("/postgres", f"/{database}"), autocommit=True) as connection:
+        with psycopg.connect(self.address(database), autocommit=True) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchone()[0] if cursor.description else None  # type: ignore[index]
 
