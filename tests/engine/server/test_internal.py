@@ -30,7 +30,10 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[EngineClient]:
-    engine = EngineClient("http://engine", sign, uds=rig.uds)
+    # what is internal is asked in the platform's name
+    engine = EngineClient(
+        "http://engine", lambda: sign(role="admin", tenant_id=None, tenant=None, scopes=()), uds=rig.uds
+    )
     yield engine
     await engine.close()
 
