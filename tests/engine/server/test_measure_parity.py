@@ -37,9 +37,13 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         yield running
 
 
+def sign_as_platform() -> str:
+    return sign(role="admin", tenant_id=None, tenant=None, scopes=())
+
+
 @pytest.fixture
 async def client(rig: Rig) -> AsyncIterator[EngineClient]:
-    engine = EngineClient("http://engine", sign, uds=rig.uds)
+    engine = EngineClient("http://engine", sign_as_platform, uds=rig.uds)
     yield engine
     await engine.close()
 
@@ -86,6 +90,12 @@ async def test_the_route_needs_the_gateway_s_token(rig: Rig) -> None:
     assert answer.status_code == 401
 
 
+async def test_a_tenant_s_token_measures_nothing(rig: Rig) -> None:
+    answer = await rig.http.post(f"/internal/parity/{DIGEST}", headers={"authorization": f"Bearer {sign()}"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+    assert rig.core.calls == []
+
+
 async def test_a_caller_that_gives_up_ends_the_measurement(rig: Rig, client: EngineClient) -> None:
     rig.core.mute.add("parity")
     with pytest.raises(ReplicaFailedError):
@@ -96,7 +106,7 @@ async def test_a_caller_that_gives_up_ends_the_measurement(rig: Rig, client: Eng
 
 
 async def test_an_engine_that_is_away_or_answers_nonsense_is_told(client: EngineClient, tmp_path: Path) -> None:
-    away = EngineClient("http://engine", sign, uds=str(tmp_path / "none"))
+    away = EngineClient("http://engine", sign_as_platform, uds=str(tmp_path / "none"))
     with pytest.raises(UnreachableError):
         await away.measure_parity(DIGEST)
     await away.close()
@@ -109,7 +119,7 @@ async def test_an_engine_that_is_away_or_answers_nonsense_is_told(client: Engine
 
     path = str(tmp_path / "odd")
     async with await asyncio.start_unix_server(answer, path):
-        odd = EngineClient("http://engine", sign, uds=path)
+        odd = EngineClient("http://engine", sign_as_platform, uds=path)
         with pytest.raises(ReplicaFailedError, match="502"):
             await odd.measure_parity(DIGEST)
         await odd.close()
