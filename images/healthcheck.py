@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -I
-"""`loraplex-healthcheck URL`: ends with 0 if the URL answers 200 within three seconds, else says why and ends with 1."""
+"""`loraplex-healthcheck URL`: ends with 0 if the URL answers 200 within three seconds, else says why and with 1."""
 
 from __future__ import annotations
 
