@@ -10,12 +10,10 @@ import os
 import sys
 from typing import Any
 
-import uvicorn
-
 from loraplex_registry.app import check_revision, create_app
 from loraplex_registry.errors import BodyTimeoutError, MigrationError, RegistryError, SettingError
 from loraplex_registry.http.hardened import Hardened
-from loraplex_registry.http.server import build_config
+from loraplex_registry.http.server import Server, build_config
 from loraplex_registry.settings import load_settings
 from loraplex_registry.wire.identity import TokenVerifier, split_public_keys
 from loraplex_registry.wire.log import AccessLog, configure_log
@@ -48,10 +46,10 @@ def main() -> int:
     return 0
 
 
-def build_server(app: Any, **options: Any) -> uvicorn.Server:
+def build_server(app: Any, **options: Any) -> Server:
     """Return the server of a registry's app, not yet started; `options` are those of `uvicorn.Config`."""
     served = AccessLog(Hardened(app, BodyTimeoutError), "loraplex_registry.access")
-    return uvicorn.Server(build_config(served, _DRAIN_S, lifespan="on", **options))
+    return Server(build_config(served, _DRAIN_S, lifespan="on", **options))
 
 
 def _reload_on_hangup(verifier: TokenVerifier) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -29,3 +33,23 @@ def build_config(app: Any, grace_s: int, **options: Any) -> uvicorn.Config:
         "timeout_graceful_shutdown": grace_s,
     }
     return uvicorn.Config(app, **fields | options)
+
+
+class Server(uvicorn.Server):
+    """Stops on SIGTERM or SIGINT and then returns: uvicorn's own would end the process by the signal itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take signals through the loop."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        # only the main thread of a system with signals can take them
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            for number in numbers:
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+                for number in numbers:
+                    loop.remove_signal_handler(number)
