@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from loraplex_engine.server import answer, protocol
+from loraplex_engine.server import answer
+from loraplex_registry.http import protocol
 from scripted_core import BASE, Rig, running_rig, sign, until
 from toy_tokenizers import write_byte_level
 

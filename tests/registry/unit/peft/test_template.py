@@ -104,6 +104,13 @@ def test_a_process_that_is_killed_or_says_nonsense_is_a_refusal(
         assert fault_of(tmp_path, ALL)
 
 
+def test_one_bad_moment_of_the_machine_refuses_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [confined.Outcome(b"", -27), confined.Outcome(b'{"num_chars":1}', 0)]
+    monkeypatch.setattr(template_rule, "run_confined", lambda *_: outcomes.pop(0))
+    assert fault_of(tmp_path, ALL) == ""
+    assert not outcomes
+
+
 def test_confined_work_that_waits_or_floods_is_killed(way: str) -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     begin_s = time.monotonic()
