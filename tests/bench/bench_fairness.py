@@ -393,7 +393,9 @@ class Bench:
         index = statistics.median([flood.index() for flood in floods])
         self._report.check("Jain's index with the flood", index, at_least=0.95)
         starved_s = max(tally.starved_s for flood in floods for tally in flood.tallies.values())
-        self._report.check("longest time without a token for a tenant that waits, s", starved_s, at_most=AGE_S)
+        # its turn comes after that time, and a seat is free when somebody's answer has ended
+        text = "longest time without a token for a tenant that waits, s"
+        self._report.check(text, starved_s, at_most=2 * AGE_S)
         self._report.check("requests that failed", sum(int(str(row[-1])) for row in self._rows), at_most=0.0)
 
     def _measure_pair(self, number: int) -> tuple[Phase, Phase]:
