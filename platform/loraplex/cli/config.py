@@ -73,7 +73,7 @@ def config(
     else:
         rows = [
             (one.name, _describe(one), _place(one), one.parts, "SIGHUP" if one.reloads else "start")
-            for one in (listing.settings)
+            for one in listing.settings
         ]
         print_table("Settings", ("setting", "value", "from", "read by", "at"), rows, empty="")
         _warn_of_unknown(listing.unknown)
