@@ -35,7 +35,7 @@ _WORDS = (
     b"\xff",
     b"\r\n",
 )
-KILLED_BY_LIMIT = (signal.SIGPROF, signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
+KILLED_BY_LIMIT = (signal.SIGVTALRM, signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
 """How the kernel ends a task that takes more than it may."""
 
 
@@ -110,7 +110,7 @@ def run_forked(work: Callable[[], bytes], contained: Collection[int]) -> bytes |
         try:
             os.close(reader)
             answer = work()
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             with os.fdopen(writer, "wb") as pipe:
                 pipe.write(answer)
             code = 0

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 
 MAX_CPU_S = 0.25
+"""Of the task's own work (user time): what the kernel does for it is dear on a machine short of memory, and no fault
+of the task. `_MAX_ALL_CPU_S` bounds both together."""
 MAX_REGEX_CPU_S = 0.1
+_MAX_ALL_CPU_S = 2
 MAX_WALL_S = 5.0
 """For what waits instead of working, and for machines that have no time."""
 MAX_MEMORY_BYTES = 512 << 20
@@ -26,20 +29,20 @@ def limit_task(cpu_s: float) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),
         # the kernel's second clock, in whole seconds
-        (resource.RLIMIT_CPU, int(time.process_time()) + 2),
+        (resource.RLIMIT_CPU, int(time.process_time()) + _MAX_ALL_CPU_S),
     ):
         # not every system knows every limit
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (limit, limit))
-    for number in (signal.SIGPROF, signal.SIGALRM):
+    for number in (signal.SIGVTALRM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     limit_processor(cpu_s)
     signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
 
 
 def limit_processor(cpu_s: float) -> None:
-    """Bound the processor time that this process may take from now on, all its threads together."""
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    """Bound the user time that this process may take from now on, all its threads together; 0 lifts the bound."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
 
 
 def die_with_parent() -> None:

@@ -5,14 +5,13 @@ Reads a `RenderJob` as JSON and writes a `RenderAnswer`; the kernel ends it when
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import Any, BinaryIO
 
 import jinja2
 import msgspec
 
-from loraplex_registry.peft.limit import MAX_CPU_S, limit_task
+from loraplex_registry.peft.limit import MAX_CPU_S, limit_processor, limit_task
 from loraplex_registry.peft.template_environment import build_environment
 from loraplex_registry.peft.template_facts import find_facts
 
@@ -41,7 +40,7 @@ def run(reader: BinaryIO, writer: BinaryIO) -> None:
     job = msgspec.json.decode(reader.read(), type=RenderJob)
     answer = msgspec.json.encode(render(job))
     # what was allowed is spent on the template, not on the way back
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    limit_processor(0)
     writer.write(answer)
 
 

@@ -23,7 +23,6 @@ _MAX_TOKENIZER_CONFIG_BYTES = 4 * 1024**2
 _SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 _QUESTION = "What is the capital of France?"
 _WALL_LIMIT_S = 10.0
-_NUM_TRIES = 2
 
 
 def judge_template(files: Mapping[str, Path], findings: Findings, *, is_rendered: bool = True) -> None:
@@ -72,16 +71,14 @@ def _find_fault(source: str) -> str:
 
     job = msgspec.json.encode(RenderJob(source, _QUESTION, _SPECIAL_TOKENS))
     command = [sys.executable, "-P", "-W", "ignore", "-m", "loraplex_registry.peft.template_process"]
-    # a machine short of memory makes the first of a process' milliseconds dear: nobody is refused for one such moment
-    for _ in range(_NUM_TRIES):
-        outcome = run_confined(run, command, job, _WALL_LIMIT_S)
-        if outcome.code == 0 and not outcome.is_late:
-            try:
-                return msgspec.json.decode(outcome.answer, type=RenderAnswer).fault
-            except msgspec.MsgspecError:
-                # what has broken out may say anything
-                return "cannot be rendered"
-    return "takes more than 250 ms of processor time or 512 MiB of memory for a plain question of a user"
+    outcome = run_confined(run, command, job, _WALL_LIMIT_S)
+    if outcome.code or outcome.is_late:
+        return "takes more than 250 ms of processor time or 512 MiB of memory for a plain question of a user"
+    try:
+        return msgspec.json.decode(outcome.answer, type=RenderAnswer).fault
+    except msgspec.MsgspecError:
+        # what has broken out may say anything
+        return "cannot be rendered"
 
 
 def _read_some(path: Path, max_bytes: int) -> bytes:

@@ -24,6 +24,8 @@ CHAT = Chat([{"role": "user", "content": "Hi \U0001fae0"}])
 SIMPLE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 HOSTILE = {
     "loop": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "fill": "{% for a in range(99999) %}{% set x = 'x' * 300000000 %}{% endfor %}",
+    "join": "{% for a in range(99999) %}{% set x = range(99999) | join(',') %}{% endfor %}",
     "power": "{{ 9 ** (9 ** 9) }}",
     "memory": "{{ 'x' * 3000000000 }}",
     "output": "{% for a in range(9000) %}{{ 'x' * 10000 }}{% endfor %}",

@@ -73,7 +73,7 @@ def _answer_and_end(connection: socket.socket) -> None:
         connection.sendall(BEGUN)
         answer = _make_answer(decode_task(_read_all(connection)))
         # what was allowed is spent on the work, not on the way back
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        limit_processor(0)
         connection.sendall(answer)
     finally:
         os._exit(0)
