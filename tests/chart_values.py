@@ -22,6 +22,7 @@ GATEWAY_SETTINGS: Values = {
     "logLevel": "debug",
     "logFormat": "text",
 }
+PROXIES = ["10.8.0.0/16", "fd00:8::/32", "192.0.2.7"]
 ENGINE_SETTINGS: Values = {
     "maxModelLen": 2048,
     "maxNumSeqs": 32,
@@ -66,6 +67,7 @@ EVERYTHING: Values = {
     "commonAnnotations": {"owner": "platform"},
     "gateway": {
         "config": GATEWAY_SETTINGS,
+        "trustedProxies": PROXIES,
         "priorityClassName": "high",
         "podAnnotations": {"a": "b"},
         "extraEnv": [{"name": "AWS_REGION", "value": "eu-1"}],
@@ -127,7 +129,7 @@ OPEN: Values = {
 }
 TRIAL_SETTINGS: Values = {
     "trial": {"enabled": True, "adminKey": {"name": "admin"}, "existingClaim": "mine"},
-    "gateway": {"config": GATEWAY_SETTINGS},
+    "gateway": {"config": GATEWAY_SETTINGS, "trustedProxies": PROXIES},
     "engine": {"config": ENGINE_SETTINGS},
     "ingress": {"enabled": True, "hosts": ["llm.test"]},
 }

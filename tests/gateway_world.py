@@ -161,14 +161,15 @@ async def running_world(
 
 
 @asynccontextmanager
-async def enclosed_world(database_url: str, folder: Path) -> AsyncIterator[GatewayWorld]:
-    """Yield a gateway without engines that is called in this process, without sockets."""
+async def enclosed_world(database_url: str, folder: Path, **changes: Any) -> AsyncIterator[GatewayWorld]:
+    """Yield a gateway without engines that is called in this process, without sockets; `changes` as above."""
     settings = Settings(
         database_url=database_url,
         object_store_url=f"file://{folder}/objects",
         data_dir=folder,
         admin_key=ADMIN_KEY,
         engine_key="the-engine-key",
+        **changes,
     )
     async with running_gateway(settings) as gateway:
         world = GatewayWorld(gateway, "http://gateway", [], folder)

@@ -342,7 +342,8 @@ class Gateway:
             openapi_config=None,
             logging_config=None,
         )
-        return build_edge(Fork(app, build_dashboard(self._list_parts(authenticator, inference))), self.metrics)
+        fork = Fork(app, build_dashboard(self._list_parts(authenticator, inference)))
+        return build_edge(fork, self.metrics, self._settings.trusted_proxies)
 
     def _list_parts(self, authenticator: Authenticator, inference: Inference) -> Parts:
         return Parts(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from loraplex_registry.wire.setting import SettingError, read_days, read_drain_s
 
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 _IN_MEMORY = "memory://"
+Network = IPv4Network | IPv6Network
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
@@ -38,6 +40,9 @@ class Settings:
 
     insecure_behind_proxy: bool = False
     """Listen on other than loopback addresses without TLS (command line only)."""
+
+    trusted_proxies: tuple[Network, ...] = ()
+    """LORAPLEX_TRUSTED_PROXIES: whose forwarding headers count."""
 
     data_dir: Path | None = None
     """LORAPLEX_DATA_DIR; holds admin.key, key.pepper and signing.pem unless these are given."""
@@ -109,6 +114,7 @@ def load_settings(environ: Mapping[str, str]) -> Settings:
         object_store_public_url=values.get("object_store_public_url"),
         host=host,
         port=port,
+        trusted_proxies=read_networks(values.get("trusted_proxies", "")),
         data_dir=data_dir,
         pools=values.get("pools", "{}"),
         admin_key=values.get("admin_key"),
@@ -137,6 +143,29 @@ def split_listen(text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise SettingsError(f"LORAPLEX_LISTEN must be HOST:PORT, not {text!r}")
     return host, int(port)
+
+
+def read_networks(text: str) -> tuple[Network, ...]:
+    """Return the networks of LORAPLEX_TRUSTED_PROXIES, a list with commas; an address is a network of one.
+
+    Raises:
+        SettingsError: One is no network, or holds every address.
+    """
+    return tuple(_read_network(part.strip()) for part in text.split(",")) if text.strip() else ()
+
+
+def _read_network(text: str) -> Network:
+    try:
+        network = ip_network(text)
+    except ValueError:
+        raise SettingsError(
+            f"LORAPLEX_TRUSTED_PROXIES is a list of networks such as 10.8.0.0/16, fd00:8::/32, not {text!r}"
+        ) from None
+    if network.prefixlen == 0:
+        raise SettingsError(f"LORAPLEX_TRUSTED_PROXIES: {text} is everybody; name the networks of your proxies")
+    if isinstance(network, IPv6Network) and network.network_address.ipv4_mapped is not None:
+        raise SettingsError(f"LORAPLEX_TRUSTED_PROXIES: write {text} as a network of IPv4")
+    return network
 
 
 def check_exposure(settings: Settings) -> None:

@@ -208,7 +208,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("LORAPLEX_PURGE_AFTER_DAYS", _CONTROL, "Days in which retired versions can be restored", "30"),
     Setting("LORAPLEX_OUTCOME_DAYS", (_GATEWAY, _UP), "Days that outcome counts of versions are kept", "30"),
     _later("LORAPLEX_CORS_ORIGINS", (_GATEWAY, _UP), "Origins that browsers may call from, with commas"),
-    _later("LORAPLEX_TRUSTED_PROXIES", (_GATEWAY, _UP), "Networks whose forwarding headers count, with commas"),
+    Setting(
+        "LORAPLEX_TRUSTED_PROXIES",
+        (_GATEWAY, _UP),
+        "Networks of proxies whose X-Forwarded-For and X-Forwarded-Proto count, with commas",
+        otherwise="none",
+    ),
     _later("LORAPLEX_TLS_CERT", (_GATEWAY, _UP), "Certificate file in PEM"),
     _later("LORAPLEX_TLS_KEY", (_GATEWAY, _UP), "Key file of the certificate in PEM"),
     _later("LORAPLEX_METRICS_LISTEN", (_GATEWAY, _UP), "Address for /metrics alone, HOST:PORT"),

@@ -17,7 +17,7 @@ from loraplex.config.resolved import Resolved, SettingProblem
 from loraplex.db.database import check_database_url
 from loraplex.fleet.pools import parse_pools
 from loraplex.keys.files import check_admin_key
-from loraplex.settings import check_redis_url, load_settings, split_listen
+from loraplex.settings import check_redis_url, load_settings, read_networks, split_listen
 from loraplex.supervisor.environment import build_environment
 from loraplex.supervisor.flag_check import find_sentence
 from loraplex_registry.wire.identity import TokenError, TokenSigner, TokenVerifier, split_public_keys
@@ -69,6 +69,7 @@ def _build_checks() -> dict[str, Callable[[str], Any]]:
         "LORAPLEX_DATABASE_POOL_SIZE": read_pool_size,
         "LORAPLEX_REDIS_URL": check_redis_url,
         "LORAPLEX_REGISTRY_URL": _check_http,
+        "LORAPLEX_TRUSTED_PROXIES": read_networks,
         "LORAPLEX_POOLS": parse_pools,
         "LORAPLEX_SIGNING_KEY": lambda text: TokenSigner(text.encode()),
         "LORAPLEX_VERIFY_KEYS": lambda text: TokenVerifier(split_public_keys(text), "engine"),

@@ -18,7 +18,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from loraplex.dashboard.cookie import build_cookie, read_cookie
 from loraplex.dashboard.page import Pages
 from loraplex.dashboard.session import Session, Sessions
-from loraplex.dashboard.visit import SESSION, TOKEN, wants_json
+from loraplex.dashboard.visit import SESSION, TOKEN, called, wants_json
 from loraplex.errors import AuthenticationError, LoraplexError, PermissionDeniedError
 from loraplex.gateway.authentication import Authenticator
 from loraplex_registry.wire.identity import Identity
@@ -87,14 +87,14 @@ class SessionDoor(ASGIMiddleware):
             return self._pages.show_error(request, error)
 
     async def _enter_session(self, request: Request[Any, Any, Any]) -> Response[Any] | None:
-        host = request.headers.get("host", "")
-        token = read_cookie(host, request.headers.get("cookie", ""))
+        host, scheme = called(request)
+        token = read_cookie(host, scheme, request.headers.get("cookie", ""))
         if token is None:
             return self._bounce(request) or _send_to_login(request, _NO_SESSION)
         is_use = not request.url.path.startswith(_STREAMS)
         found = await self.find(token, request.state.request_id, is_use=is_use)
         if found is None:
-            return _send_to_login(request, _ENDED, build_cookie(host, "", 0))
+            return _send_to_login(request, _ENDED, build_cookie(host, scheme, "", 0))
         request.state[SESSION], request.state.identity = found
         request.state[TOKEN] = token
         return None

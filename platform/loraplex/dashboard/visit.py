@@ -22,6 +22,11 @@ class Visit(msgspec.Struct, frozen=True):
     token: str
 
 
+def called(request: Request[Any, Any, Any]) -> tuple[str, str]:
+    """Return the host that the browser called and its scheme, which decide about cookies."""
+    return request.headers.get("host", ""), request.scope["scheme"]
+
+
 def get_visit(request: Request[Any, Any, Any]) -> Visit:
     """Return who asks; only for routes behind the door."""
     return Visit(request.state.identity, request.state[SESSION], request.state[TOKEN])

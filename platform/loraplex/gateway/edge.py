@@ -9,15 +9,17 @@ HEAD is answered wherever GET is, as GET without its body, which the server belo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from loraplex.errors import BodyTimeoutError
+from loraplex.gateway.forwarded import Forwarded
 from loraplex.gateway.metrics import GatewayMetrics
 from loraplex.gateway.problem import find_code
+from loraplex.settings import Network
 from loraplex_registry.http.hardened import Hardened
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.log import AccessLog, note
@@ -81,10 +83,11 @@ class Edge:
             self._metrics.count_refusal(code)
 
 
-def build_edge(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
-    """Return the layer around `app`, with a line in the log for each request."""
+def build_edge(app: ASGIApp, metrics: GatewayMetrics, proxies: Sequence[Network]) -> ASGIApp:
+    """Return the layer around `app`, with a line in the log for each request; `proxies` say who calls."""
     hardened = Hardened(app, BodyTimeoutError, lambda: BodyTimeoutError(_GONE))
-    return AccessLog(Edge(hardened, metrics), "loraplex.access")
+    logged: ASGIApp = AccessLog(Edge(hardened, metrics), "loraplex.access")
+    return Forwarded(logged, proxies) if proxies else logged
 
 
 def _is_private(name: bytes) -> bool:

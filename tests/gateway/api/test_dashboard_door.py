@@ -13,6 +13,7 @@ from dashboard_world import Browser, find_unsafe, read_text
 from gateway_world import ADMIN_KEY, GatewayWorld, check_error, enclosed_world
 from loraplex.dashboard.asset import Assets
 from loraplex.db.tables import dashboard_session
+from loraplex.settings import read_networks
 
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"
 
@@ -78,6 +79,29 @@ class TestLogin:
         assert (await browser.get("/ui/", host=host)).status_code == 200
         # and opens nothing where it would have to be secure
         assert (await browser.get("/ui/", host="gateway")).status_code == 303
+
+    async def test_on_loopback_it_is_secure_where_a_trusted_proxy_has_tls(
+        self, database_url: str, tmp_path: Path
+    ) -> None:
+        async with enclosed_world(database_url, tmp_path, trusted_proxies=read_networks("127.0.0.1")) as world:
+            browser, host = Browser(world), "localhost:8443"
+            called = {"host": host, "origin": f"https://{host}", "x_forwarded_proto": "https"}
+            cookie = (await browser.post("/ui/login", {"key": ADMIN_KEY}, **called)).headers["set-cookie"]
+            assert cookie.startswith("__Host-loraplex=")
+            assert cookie.endswith("; Secure")
+            assert (await browser.get("/ui/", host=host, x_forwarded_proto="https")).status_code == 200
+            assert (await browser.get("/ui/", host=host)).status_code == 303
+
+    @pytest.mark.parametrize("scheme", ["http", "https"])
+    async def test_nobody_else_says_whether_there_is_tls(self, browser: Browser, scheme: str) -> None:
+        host = "localhost:8080"
+        called = {"host": host, "origin": f"http://{host}", "x_forwarded_proto": scheme}
+        cookie = (await browser.post("/ui/login", {"key": ADMIN_KEY}, **called)).headers["set-cookie"]
+        assert cookie.startswith("loraplex=")
+        assert (
+            "Secure"
+            in (await browser.post("/ui/login", {"key": ADMIN_KEY}, x_forwarded_proto=scheme)).headers["set-cookie"]
+        )
 
     async def test_what_is_stored_is_no_token(self, world: GatewayWorld, browser: Browser) -> None:
         await browser.log_in()

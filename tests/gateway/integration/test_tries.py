@@ -6,11 +6,13 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from dashboard_world import Browser
 from gateway_world import ADMIN_KEY, GatewayWorld, check_error, enclosed_world
 from loraplex.gateway.tries import MAX_BEARERS, Tries
+from loraplex.settings import read_networks
 from redis_world import RedisServer
 
 
@@ -48,6 +50,35 @@ async def test_logins_and_bearers_do_not_add_up(world: GatewayWorld) -> None:
         assert (await Browser(world).log_in(f"wrong-{number}")).status_code == 401
     assert (await Browser(world).log_in()).status_code == 429
     check_error(await world.call("GET", "/v1/models", key="wrong"), 401, "invalid_api_key")
+
+
+async def call_from(world: GatewayWorld, forwarded: str, number: int) -> httpx.Response:
+    headers = {"x-forwarded-for": forwarded}
+    return await world.call("GET", "/v1/models", key=f"lpx_{number:010}_x", headers=headers)
+
+
+# the tests call from 127.0.0.1
+@pytest.mark.parametrize(("proxies", "is_believed"), [("127.0.0.0/8", True), ("10.0.0.0/8", False), ("", False)])
+async def test_only_a_trusted_peer_says_who_calls(
+    database_url: str, tmp_path: Path, proxies: str, is_believed: bool
+) -> None:
+    async with enclosed_world(database_url, tmp_path, trusted_proxies=read_networks(proxies)) as world:
+        browser = Browser(world)
+        for number in range(6):
+            fields = {"key": f"wrong-{number}"}
+            page = await browser.post("/ui/login", fields, x_forwarded_for=f"198.51.100.{number}")
+        assert page.status_code == (401 if is_believed else 429)
+        world.gateway.tries.bearers.max_tries = 3
+        for number in range(4):
+            answer = await call_from(world, f"198.51.100.{number}", number)
+        check_error(answer, *((401, "invalid_api_key") if is_believed else (429, "rate_limit_exceeded")))
+        # a client that says more is still the one that its proxy saw
+        for number in range(10, 14):
+            answer = await call_from(world, f"192.0.2.{number}, 203.0.113.5", number)
+        check_error(answer, 429, "rate_limit_exceeded")
+        # and nobody becomes this machine
+        forwarded = {"x-forwarded-for": "127.0.0.1"}
+        check_error(await world.call("GET", "/metrics", key=None, headers=forwarded), 401, "invalid_api_key")
 
 
 async def test_gateways_count_together_and_alone_where_redis_is_away(redis_server: RedisServer) -> None:

@@ -31,6 +31,7 @@ def test_a_data_folder_is_enough() -> None:
         ({**DATA, "LORAPLEX_LOG_LEVEL": "loud"}, "LORAPLEX_LOG_LEVEL"),
         ({**DATA, "LORAPLEX_REDIS_URL": "http://h"}, "LORAPLEX_REDIS_URL"),
         ({**DATA, "LORAPLEX_REDIS_URL": "redis://:p/ss@h:6379"}, "LORAPLEX_REDIS_URL"),
+        ({**DATA, "LORAPLEX_TRUSTED_PROXIES": "10.0.0.1/8"}, "LORAPLEX_TRUSTED_PROXIES"),
         ({**DATA, "LORAPLEX_DATABASE_POOL_SIZE": "0"}, "LORAPLEX_DATABASE_POOL_SIZE"),
         ({**DATA, "LORAPLEX_REGISTRY_URL": "http://h"}, "LORAPLEX_REGISTRY_URL"),
         *(({**DATA, "LORAPLEX_DRAIN_S": text}, "LORAPLEX_DRAIN_S") for text in ("-1", "3601", "soon", "1e3", "1.2.3")),

@@ -13,7 +13,7 @@ from loraplex.dashboard.asset import Assets
 from loraplex.dashboard.cookie import build_cookie
 from loraplex.dashboard.page import Pages
 from loraplex.dashboard.session import LIFE, Sessions
-from loraplex.dashboard.visit import get_visit
+from loraplex.dashboard.visit import called, get_visit
 from loraplex.errors import AuthenticationError, LoraplexError, NotFoundError, TenantSuspendedError
 from loraplex.gateway.authentication import Authenticator
 from loraplex.gateway.tries import TryLimit
@@ -67,7 +67,7 @@ def build_entrance(
             await limit.note_failure(address, key)
             return _show_login(request, pages, _read(form, "next"), 401, problem=error.message)
         token = await sessions.open(identity)
-        cookie = build_cookie(request.headers.get("host", ""), token, int(LIFE.total_seconds()))
+        cookie = build_cookie(*called(request), token, int(LIFE.total_seconds()))
         location = _check_next(_read(form, "next"))
         return Response(b"", status_code=303, headers={"location": location, "set-cookie": cookie})
 
@@ -75,7 +75,7 @@ def build_entrance(
     async def log_out(request: Request[Any, Any, Any]) -> Response[bytes]:
         visit = get_visit(request)
         await sessions.close(visit.session, visit.identity)
-        cookie = build_cookie(request.headers.get("host", ""), "", 0)
+        cookie = build_cookie(*called(request), "", 0)
         headers = {"location": _LOGIN, "set-cookie": cookie}
         return Response(b"", status_code=303, headers=headers)
 
