@@ -96,6 +96,7 @@ def shoot(request: pytest.FixtureRequest) -> Shoot:
     def take(page: Any, name: str) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=folder / f"{name}.png", full_page=True)
+            # hiding the caret would put a style into the page, which htmx copies and the page's policy refuses
+            page.screenshot(path=folder / f"{name}.png", full_page=True, caret="initial")
 
     return take
