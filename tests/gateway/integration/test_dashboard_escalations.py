@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -117,3 +118,84 @@ async def test_a_form_that_makes_no_sense_changes_nothing(world: EscalationWorld
         response = await admin.post(f"{address}/approve", build_form(**changes), hx_request="true")
         assert response.status_code == 400, changes
     assert (await world.show(opened.json()["id"]))["state"] == "requested"
+
+
+OPEN = "/ui/escalations/open"
+
+
+def build_opening(**changes: str) -> dict[str, str]:
+    """What an administrator fills in, two ranks that were tried; an empty text takes a field out."""
+    evidence = build_evidence()
+    ranks = evidence.pop("ranks_tried")
+    fields = {"tenant": "team-x", "adapter": "default", "reason": "The domain\r\nis far away.", "version": ""}
+    fields |= {f"evidence.{name}": str(value) for name, value in evidence.items()}
+    for index, tried in enumerate(ranks):
+        fields |= {f"evidence.ranks_tried[{index}].{name}": str(value) for name, value in tried.items()}
+    return fields | changes
+
+
+async def test_an_administrator_opens_one_and_the_audit_says_so(world: EscalationWorld) -> None:
+    admin = await log_in(world, world.admin)
+    assert OPEN in (await admin.get("/ui/escalations")).text
+    page = await admin.get(OPEN)
+    assert (page.status_code, find_unsafe(page.text)) == (200, [])
+    opened = await admin.post(OPEN, build_opening(expires_at=in_days(9)[:10]), hx_request="true")
+    assert opened.status_code == 200, opened.text
+    address = json.loads(opened.headers["hx-location"])["path"]
+    found = await world.show(address.removeprefix("/ui/escalations/"))
+    assert (found["state"], found["requested_by"], found["version"]) == ("requested", "grace", 1)
+    assert (found["reason"], found["expires_at"][:10]) == ("The domain is far away.", in_days(9)[:10])
+    assert found["evidence"] == build_evidence()
+    listed = await world.world.call("GET", "/api/v1/audit?action=escalation.opened", key=world.admin)
+    (event,) = listed.json()["data"]
+    assert (event["actor"], event["subject"]) == ("grace", found["id"])
+    assert "grace" in read_text((await admin.get("/ui/audit?action=escalation.opened")).text)
+    # who asked does not approve
+    refused = await admin.post(f"{address}/approve", build_form(), hx_request="true")
+    assert refused.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"tenant": ""}, 400, "tenant"),
+        ({"tenant": "nobody"}, 404, "tenant"),
+        ({"adapter": ""}, 400, "adapter"),
+        ({"adapter": "nothing"}, 404, "adapter"),
+        ({"version": "much"}, 400, "version"),
+        ({"version": "7"}, 404, "version"),
+        ({"expires_at": "soon"}, 400, "expires_at"),
+        ({"expires_at": "2001-01-01"}, 400, "expires_at"),
+        ({"evidence.evaluation": ""}, 400, "evidence.evaluation"),
+        ({"evidence.data_digest": "sha256:1"}, 400, "evidence.data_digest"),
+        ({"evidence.num_samples": "0"}, 400, "evidence.num_samples"),
+        ({"evidence.num_samples": "1.5"}, 400, "evidence.num_samples"),
+        ({"evidence.base": "much"}, 400, "evidence.base"),
+        ({"evidence.base": "nan"}, 400, "evidence.base"),
+        ({"evidence.lora": "0.7"}, 400, "evidence.lora"),
+        ({"evidence.target": "1e99"}, 400, "evidence.target"),
+        ({"evidence.ranks_tried[1].rank": "8"}, 400, "evidence.ranks_tried"),
+        ({"evidence.ranks_tried[1].rank": "4097"}, 400, "evidence.ranks_tried[1].rank"),
+        ({"evidence.ranks_tried[0].value": ""}, 400, "evidence.ranks_tried[0].value"),
+    ],
+)
+async def test_an_opening_is_judged_as_the_api_does_and_the_refusal_names_its_field(
+    world: EscalationWorld, changes: dict[str, str], status: int, param: str
+) -> None:
+    admin = await log_in(world, world.admin)
+    refused = await admin.post(OPEN, build_opening(**changes), hx_request="true")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
+    assert (await world.world.call("GET", "/api/v1/escalations", key=world.admin)).json()["data"] == []
+
+
+async def test_nobody_else_opens_one_by_a_page(world: EscalationWorld) -> None:
+    reader = await world.world.create_key("staff", role="admin_readonly", owner="rita")
+    for key in (world.team, reader):
+        browser = await log_in(world, key)
+        assert OPEN not in (await browser.get("/ui/escalations")).text
+        assert (await browser.get(OPEN)).status_code == 403
+        assert (await browser.post(OPEN, build_opening(), hx_request="true")).status_code == 403
+    admin = await log_in(world, world.admin)
+    for headers in ({"origin": "https://elsewhere"}, {"origin": ""}):
+        assert (await admin.post(OPEN, build_opening(), **headers)).status_code == 403
+    assert (await world.world.call("GET", "/api/v1/escalations", key=world.admin)).json()["data"] == []

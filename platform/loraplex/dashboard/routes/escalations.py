@@ -10,7 +10,9 @@ from typing import Any
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
+from loraplex.dashboard.form import read_form
 from loraplex.dashboard.menu import Entry
+from loraplex.dashboard.routes.escalation_opening import build_escalation_opening
 from loraplex.dashboard.section import Desk, Section
 from loraplex.errors import InvalidRequestError, NotFoundError
 from loraplex.escalations.act import Registration
@@ -59,7 +61,8 @@ _VERB_TO_DONE: dict[str, str] = {
 def build_escalations(desk: Desk) -> Section:
     """Return the pages and the routes of verbs."""
     entry = Entry("/ui/escalations", "Escalations", scope=_WRITE, also_platform=True)
-    return Section(entries=[entry], handlers=[_build_list(desk), _build_one(desk), _build_verbs(desk)])
+    handlers = [_build_list(desk), *build_escalation_opening(desk), _build_one(desk), _build_verbs(desk)]
+    return Section(entries=[entry], handlers=handlers)
 
 
 def _build_list(desk: Desk) -> Any:
@@ -112,8 +115,7 @@ def _build_verbs(desk: Desk) -> Any:
         if verb not in _VERB_TO_DONE:
             raise NotFoundError("There is no such verb.")
         by = await enter(request, desk.parts.escalations, escalation, is_for_owners=verb in _OF_OWNERS)
-        form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
-        await _act(desk, by, escalation, verb, {name: value for name, value in form.items() if value.strip()})
+        await _act(desk, by, escalation, verb, await read_form(request))
         place = {"path": f"/ui/escalations/{escalation}", "target": "#main", "select": "#main > *", "swap": "innerHTML"}
         toast = {"toast": {"text": _VERB_TO_DONE[verb], "tone": "ok"}}
         headers = {"hx-location": json.dumps(place), "hx-trigger": json.dumps(toast), "cache-control": "no-store"}
@@ -137,7 +139,7 @@ async def _act(desk: Desk, by: Identity, escalation: str, verb: str, form: Mappi
             await service.reject(by, escalation, reason)
         case "register":
             cost = _read_amount(form, "cost_per_month") if "cost_per_month" in form else None
-            wanted = Registration(pool=form.get("pool", ""), digest=form.get("digest", "").strip(), cost_per_month=cost)
+            wanted = Registration(pool=form.get("pool", ""), digest=form.get("digest", ""), cost_per_month=cost)
             await service.register(by, escalation, wanted)
         case "activate":
             await service.activate(by, escalation, _WAIT_S)

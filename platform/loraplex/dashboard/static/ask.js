@@ -1,7 +1,8 @@
 // Questions before acts: a button with data-ask="ADDRESS" opens the dialog #ask with what the gateway asks there. A form
-// with data-question is not sent twice, and says in itself why it was refused.
+// with data-question is not sent twice, and says in itself why it was refused: beside the field that a refusal names.
 
 import { explain } from "./app.js";
+import { clear, complain, refuse } from "./refusal.js";
 
 const whole = 100;
 
@@ -33,13 +34,22 @@ function sum(dialog) {
   dialog.querySelector("button[type=submit]").disabled = total !== whole;
 }
 
-function refuse(form, text) {
-  const notice = form.querySelector("[data-refused]") ?? document.createElement("p");
-  notice.className = "notice bad";
-  notice.dataset.refused = "";
-  notice.setAttribute("role", "alert");
-  notice.textContent = text;
-  form.querySelector(".dialog-foot").before(notice);
+// what takes a moment says so on its button
+function wait(form, isOn) {
+  const submit = form.querySelector("button[type=submit]");
+  if (!submit) return;
+  submit.disabled = isOn;
+  if (!submit.dataset.busy) return;
+  submit.dataset.text ??= submit.textContent;
+  submit.textContent = isOn ? submit.dataset.busy : submit.dataset.text;
+}
+
+function readParam(text) {
+  try {
+    return JSON.parse(text).error.param;
+  } catch {
+    return null;
+  }
 }
 
 document.addEventListener("click", (event) => {
@@ -54,21 +64,35 @@ document.body.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target.id === "main") document.getElementById("main").focus();
 });
 document.body.addEventListener("htmx:beforeRequest", (event) => {
-  const submit = event.target.querySelector?.("button[type=submit]");
-  if (event.target.matches?.("[data-question]") && submit) submit.disabled = true;
+  if (event.target.matches?.("[data-question]")) wait(event.target, true);
 });
 document.body.addEventListener("htmx:afterRequest", (event) => {
-  const submit = event.target.querySelector?.("button[type=submit]");
-  if (event.target.matches?.("[data-question]") && submit && !event.detail.successful) submit.disabled = false;
+  if (event.target.matches?.("[data-question]") && !event.detail.successful) wait(event.target, false);
 });
-// a message of the page would lie behind the dialog
+// in place of the browser's balloons, of which it shows one at a time
 document.addEventListener(
-  "htmx:responseError",
+  "invalid",
   (event) => {
-    const form = event.target.closest?.("dialog [data-question]");
-    if (!form) return;
-    event.stopPropagation();
-    refuse(form, explain(event.detail.xhr.responseText, event.detail.xhr.status));
+    if (!event.target.form?.matches("[data-question]")) return;
+    event.preventDefault();
+    complain(event.target);
   },
   true,
 );
+document.addEventListener("input", (event) => {
+  if (event.target.form?.matches?.("[data-question]")) clear(event.target);
+});
+// a message of the page would lie behind a dialog, and far from the field
+for (const kind of ["htmx:responseError", "htmx:sendError"]) {
+  document.addEventListener(
+    kind,
+    (event) => {
+      const form = event.target.closest?.("[data-question]");
+      if (!form) return;
+      event.stopPropagation();
+      const { responseText, status } = event.detail.xhr;
+      refuse(form, explain(responseText, status), readParam(responseText));
+    },
+    true,
+  );
+}

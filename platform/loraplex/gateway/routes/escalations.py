@@ -96,7 +96,7 @@ def build_escalation_routers(service: EscalationService, directory: Directory) -
         by = require_scope(request, _WRITE)
         read_query(request, ())
         key = check_idempotency_key(request.headers.get("idempotency-key"))
-        answer = await service.open(by, _read_opening(await read_body(request, EscalationOpen)), key)
+        answer = await service.open(by, read_opening(await read_body(request, EscalationOpen)), key)
         return Response(answer.body, status_code=answer.status, media_type="application/json")
 
     @get("/")
@@ -224,7 +224,8 @@ def check_id(text: str) -> str:
     return text
 
 
-def _read_opening(body: EscalationOpen) -> EscalationOpening:
+def read_opening(body: EscalationOpen) -> EscalationOpening:
+    """Return what is asked for, its names and texts checked."""
     if not is_name(body.adapter):
         raise NotFoundError("There is no such adapter.", param="adapter")
     check_text(body.evidence.evaluation, "evidence.evaluation")
