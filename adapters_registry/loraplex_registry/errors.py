@@ -17,6 +17,7 @@ RegistryError
         StoreUnavailableError
     ArtifactError
         ArtifactMissingError
+        ArtifactDamagedError
 """
 
 from __future__ import annotations
@@ -202,3 +203,9 @@ class ArtifactMissingError(ArtifactError):
     """The registry has no artifact of this digest."""
 
     code = "artifact_missing"
+
+
+class ArtifactDamagedError(ArtifactError):
+    """What the registry sends of this artifact is damaged."""
+
+    code = "artifact_damaged"

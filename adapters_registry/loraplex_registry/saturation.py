@@ -24,6 +24,7 @@ from loraplex_registry.db.model import AdapterRow, VersionRow
 from loraplex_registry.errors import ArtifactMissingError, ConflictError, NotFoundError, RetiredError
 from loraplex_registry.peft.file_rule import CONFIG_FILE, WEIGHTS_FILE
 from loraplex_registry.peft.saturation_process import SaturationAnswer, SaturationJob
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.storage.store import Store
 from loraplex_registry.storage.verified import VerifiedReader
 from loraplex_registry.wire.adapter import ManifestFile
@@ -138,7 +139,7 @@ async def _run(job: SaturationJob) -> SaturationAnswer:
         await process.wait()
     try:
         return msgspec.json.decode(answer, type=SaturationAnswer)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return SaturationAnswer(problem=_NO_ANSWER)
 
 

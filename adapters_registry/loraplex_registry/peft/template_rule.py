@@ -14,6 +14,7 @@ from loraplex_registry.peft.file_rule import MAX_TEMPLATE_BYTES, TEMPLATE_FILE
 from loraplex_registry.peft.findings import Findings
 from loraplex_registry.peft.magic import find_foreign_text
 from loraplex_registry.peft.strict_json import parse_objects
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _MAX_TOKENIZER_CONFIG_BYTES = 4 * 1024**2
@@ -76,7 +77,7 @@ def _find_fault(source: str) -> str:
         return "takes more than 250 ms of processor time or 512 MiB of memory for a plain question of a user"
     try:
         return msgspec.json.decode(outcome.answer, type=RenderAnswer).fault
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         # what has broken out may say anything
         return "cannot be rendered"
 

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from loraplex_registry.errors import ArtifactMissingError, StoreUnavailableError
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.storage.failure import unavailable_on_failure
 from loraplex_registry.storage.file import fsync_folder, hash_file, idle_s, link_or_copy, write_new
 from loraplex_registry.storage.folder_parts import FolderParts
@@ -59,7 +60,7 @@ class FolderStore(FolderParts):
         try:
             manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=Manifest)
             sizes = {file.name: (folder / "files" / file.name).stat().st_size for file in manifest.files}
-        except (FileNotFoundError, msgspec.MsgspecError):
+        except (FileNotFoundError, *UNREADABLE):
             return None
         except OSError as error:
             raise StoreUnavailableError from error

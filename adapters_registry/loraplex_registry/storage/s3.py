@@ -17,6 +17,7 @@ from typing import BinaryIO
 import msgspec
 
 from loraplex_registry.errors import ArtifactMissingError, StoreUnavailableError
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.storage.failure import unavailable_on_failure
 from loraplex_registry.storage.s3_address import S3Address
 from loraplex_registry.storage.s3_bucket import S3Bucket
@@ -151,7 +152,7 @@ class S3Store(S3Parts):
         content = self.bucket.get(f"{artifact_path(digest)}/manifest.json")
         try:
             manifest = msgspec.json.decode(content, type=Manifest)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return None
         return manifest if manifest.digest == digest else None
 

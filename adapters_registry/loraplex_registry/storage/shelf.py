@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from loraplex_registry.errors import ArtifactMissingError
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.storage.store import Store, create_store
 from loraplex_registry.wire.adapter import Manifest
 from loraplex_registry.wire.digest import artifact_path
@@ -49,7 +50,7 @@ class FolderShelf:
         try:
             with (self._root / artifact_path(digest) / MANIFEST_FILE).open("rb") as file:
                 manifest = msgspec.json.decode(file.read(_MAX_MANIFEST_BYTES), type=Manifest)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             return None
         return manifest if manifest.digest == digest else None
 

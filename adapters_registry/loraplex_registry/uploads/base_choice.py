@@ -14,6 +14,7 @@ from loraplex_registry.errors import AdapterRejectedError, ConflictError, NotFou
 from loraplex_registry.peft.base_rule import matches_base
 from loraplex_registry.peft.file_rule import CONFIG_FILE
 from loraplex_registry.peft.report import Check, build_report
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.uploads.order import StagedFile, UploadOrder
 from loraplex_registry.uploads.publish import Seen
 from loraplex_registry.wire.adapter import Report
@@ -75,7 +76,7 @@ def _read_base_name(path: Path) -> str | None:
     """Return what the config calls its base; None where that cannot be read, which the checks will say."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=_NamedBase).base_model_name_or_path
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 

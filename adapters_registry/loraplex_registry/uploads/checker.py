@@ -23,6 +23,7 @@ import msgspec
 from loraplex_registry.errors import UnavailableError
 from loraplex_registry.peft.report import Check, build_report
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.uploads.check_process import BEGUN, LENGTH_BYTES, CheckJob, Verdict
 
 _MODULE = "loraplex_registry.uploads.check_process"
@@ -73,7 +74,7 @@ class ProcessChecker:
         except OSError as error:
             raise UnavailableError(f"no process can be started to check the files: {error}") from error
         # what was cut off is no answer
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(*UNREADABLE):
             return msgspec.json.decode(answer, type=Verdict)
         check = Check(
             "format", "fail", "The files cannot be read within the limits of the checks; save them again.", "files"

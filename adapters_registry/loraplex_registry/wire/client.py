@@ -11,12 +11,13 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from loraplex_registry.errors import ArtifactError, ArtifactMissingError
+from loraplex_registry.errors import ArtifactDamagedError, ArtifactError, ArtifactMissingError
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.wire.adapter import Manifest
 from loraplex_registry.wire.digest import check_digest
 from loraplex_registry.wire.protocol import HEADER, find_mismatch
 
-__all__ = ["ArtifactClient", "ArtifactError", "ArtifactMissingError"]
+__all__ = ["ArtifactClient", "ArtifactDamagedError", "ArtifactError", "ArtifactMissingError"]
 _TIMEOUT = httpx.Timeout(30.0, connect=2.0)
 _MAX_TRIES = 4
 _MAX_FILE_BYTES = 8 << 30
@@ -48,6 +49,7 @@ class ArtifactClient:
 
         Raises:
             ArtifactMissingError: The registry has no such artifact.
+            ArtifactDamagedError: What it sends is no manifest, or another's.
             ArtifactError: The registry does not answer, or answers something else.
         """
         path = f"/internal/artifacts/{check_digest(digest)}/manifest"
@@ -128,10 +130,10 @@ def _sleep_or_raise(wait_s: float | None, error: Exception) -> None:
 def _read_manifest(body: bytes, digest: str) -> Manifest:
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(f"the manifest of {digest} is not valid") from error
+    except UNREADABLE as error:
+        raise ArtifactDamagedError(f"The manifest of {digest} cannot be read") from error
     if manifest.digest != digest:
-        raise ArtifactError(f"the manifest of {digest} is of another digest")
+        raise ArtifactDamagedError(f"The manifest of {digest} is of another digest")
     return manifest
 
 

@@ -12,14 +12,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from loraplex_engine.bases.progress import PullProgress
 from loraplex_engine.errors import BaseUnavailableError
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.wire.naming import InvalidNameError, served_name
 
+_T = TypeVar("_T")
 SPEC_FILE, MARKER_FILE = "base.json", "complete.json"
 
 
@@ -70,15 +73,36 @@ def load_spec(folder: Path) -> BaseSpec:
     """The spec of the pulled base in `folder`.
 
     Raises:
-        BaseUnavailableError: it is not a pulled base, or a file of it changed or vanished since.
+        BaseUnavailableError: it is not a pulled base, or a file of it changed, vanished or rotted since.
     """
     check_unchanged(folder)
-    return msgspec.json.decode((folder / SPEC_FILE).read_bytes(), type=BaseSpec)
+    return _read(folder / SPEC_FILE, BaseSpec)
 
 
 def load_marker(folder: Path) -> Marker:
-    """The marker of the pulled base in `folder`."""
-    return msgspec.json.decode((folder / MARKER_FILE).read_bytes(), type=Marker)
+    """The marker of the pulled base in `folder`.
+
+    Raises:
+        BaseUnavailableError: it cannot be read.
+    """
+    return _read(folder / MARKER_FILE, Marker)
+
+
+def find_marker(folder: Path) -> Marker | None:
+    """The marker of the base in `folder`; None if it is not a pulled base, or its marker cannot be read."""
+    try:
+        return load_marker(folder)
+    except BaseUnavailableError:
+        return None
+
+
+def _read(path: Path, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise BaseUnavailableError(f"{path} cannot be read: {error.strerror}; pull the base again.") from error
+    except UNREADABLE as error:
+        raise BaseUnavailableError(f"{path} is damaged; pull the base again.") from error
 
 
 def check_unchanged(folder: Path) -> None:
@@ -106,8 +130,13 @@ def find_base(name_or_spec: str, cache_dir: Path) -> Path | None:
     if name_or_spec == by_name.name and is_complete(by_name):
         return by_name
     wanted = {name_or_spec, str(Path(name_or_spec).absolute())}
-    found = (folder for folder in list_bases(cache_dir) if load_marker(folder).origin.spec in wanted)
+    found = (folder for folder in list_bases(cache_dir) if _origin_spec(folder) in wanted)
     return next(found, None)
+
+
+def _origin_spec(folder: Path) -> str | None:
+    marker = find_marker(folder)
+    return None if marker is None else marker.origin.spec
 
 
 def list_bases(cache_dir: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from loraplex_engine.bases.fingerprint import build_spec, complete_spec
 from loraplex_engine.bases.folder import (
     Origin,
     bases_dir,
-    check_unchanged,
+    find_marker,
     is_complete,
     list_bases,
     load_marker,
@@ -81,14 +81,15 @@ def _target(name: str, place: Path) -> Path:
 
 def _is_current(target: Path, source: Source) -> bool:
     """Whether the base in `target` came from `source` and neither has changed since."""
-    if not is_complete(target) or load_marker(target).origin.spec != source.spec:
+    marker = find_marker(target) if is_complete(target) else None
+    if marker is None or marker.origin.spec != source.spec:
         return False
     try:
-        check_unchanged(target)
+        load_spec(target)
     except BaseUnavailableError:
         return False
     origin = source.origin()
-    return origin is None or origin == load_marker(target).origin
+    return origin is None or origin == marker.origin
 
 
 def _completed(folder: Path) -> Path:
@@ -152,7 +153,8 @@ def _accept_names(folder: Path, names: Iterable[str]) -> None:
 
 def _check_free(target: Path, origin: Origin) -> None:
     """Refuse to replace a base that came from somewhere else."""
-    if is_complete(target) and (there := load_marker(target).origin).spec != origin.spec:
+    # one that rotted is replaced by whoever has its name
+    if (marker := find_marker(target)) is not None and (there := marker.origin).spec != origin.spec:
         raise BaseUnavailableError(
             f"The name {target.name} is taken by the base from {there.spec}; give another with --served-model-name, or "
             f"delete {target}."

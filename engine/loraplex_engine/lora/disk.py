@@ -17,7 +17,7 @@ from loraplex_engine.errors import DigestMismatchError
 from loraplex_engine.lora.folder_cache import FolderCache, sync
 from loraplex_registry.peft.check import check_adapter
 from loraplex_registry.peft.spec import AdapterPlan, BaseSpec
-from loraplex_registry.wire.client import ArtifactClient, ArtifactError
+from loraplex_registry.wire.client import ArtifactClient, ArtifactDamagedError, ArtifactError
 
 _WEIGHTS = "adapter_model.safetensors"
 _FILES = ("adapter_config.json", _WEIGHTS, "chat_template.jinja")
@@ -114,7 +114,7 @@ class AdapterDisk:
         with self.cache.stage(sum(file.size for file in files)) as staged:
             for file in files:
                 if self._client.fetch_file(digest, file.name, staged / file.name) != file.size:
-                    raise ArtifactError(f"a file of {digest} is not as long as its manifest says")
+                    raise ArtifactDamagedError(f"A file of {digest} is not as long as its manifest says")
                 sync(staged / file.name)
             fetched_at = time.monotonic()
             plan = self._check(digest, staged)

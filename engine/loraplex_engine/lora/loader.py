@@ -25,8 +25,11 @@ from loraplex_engine.lora.packed import (
 )
 from loraplex_engine.lora.worker import WorkerLaunch
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _MAX_BACKOFF_S = 30.0
+_DIED = "The loader process died and is restarted."
+_NONSENSE = "The loader process said what cannot be read and is restarted."
 _decode = msgspec.msgpack.Decoder(LoaderMessage).decode
 _log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class LoaderProcess:
         self._clock = clock
         self._heard_at = clock()
         self._in_flight: set[str] = set()
+        self._reason = _DIED
         self._num_deaths = 0
         self._restart_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,7 +86,7 @@ class LoaderProcess:
             _log.error("the loader has been silent for more than %.0f s: it is stuck and is ended", self._silence_s)
             self._bury()
         if self._pipe is None:
-            results += [_died(digest) for digest in sorted(self._in_flight)]
+            results += [_fail(digest, self._reason) for digest in sorted(self._in_flight)]
             self._in_flight.clear()
             if self._clock() >= self._restart_at:
                 self._spawn()
@@ -104,6 +108,10 @@ class LoaderProcess:
                 # only now: a process that dies between the facts and the descriptor still owes this result
                 self._in_flight.discard(result.digest)
                 self._num_deaths = 0
+        except UNREADABLE as error:
+            # what decoded files of tenants may say anything; what follows in the pipe cannot be told apart any more
+            _log.error("the loader says what nobody can read (%s) and is ended", error)
+            self._bury(_NONSENSE)
         except (EOFError, OSError, RuntimeError):
             self._bury()
         return results
@@ -132,8 +140,9 @@ class LoaderProcess:
         except OSError:
             self._bury()
 
-    def _bury(self) -> None:
+    def _bury(self, reason: str = _DIED) -> None:
         """Let go of a process that is dead or shall be; the next one starts after a pause that grows."""
+        self._reason = reason
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -145,5 +154,5 @@ class LoaderProcess:
         self._num_deaths += 1
 
 
-def _died(digest: str) -> LoadFailed:
-    return LoadFailed(digest, "fetch", "adapter_loading", "The loader process died and is restarted.", is_content=False)
+def _fail(digest: str, reason: str) -> LoadFailed:
+    return LoadFailed(digest, "fetch", "adapter_loading", reason, is_content=False)

@@ -30,7 +30,7 @@ from loraplex_engine.lora.pack import UnservableAdapterError, pack
 from loraplex_engine.lora.packed import LoadBeat, LoadDone, LoadFailed, LoadJob
 from loraplex_engine.lora.stored import ShortFileError
 from loraplex_registry.peft.spec import BaseSpec
-from loraplex_registry.wire.client import ArtifactClient, ArtifactError, ArtifactMissingError
+from loraplex_registry.wire.client import ArtifactClient, ArtifactDamagedError, ArtifactError, ArtifactMissingError
 
 Loaded = tuple[LoadDone, int] | LoadFailed
 """A packed adapter with the descriptor of its file, or why there is none."""
@@ -121,6 +121,8 @@ def _explain(error: Exception) -> str:
     """Say why a load failed as a client may read it: no paths, no routes; the log has those."""
     if isinstance(error, ArtifactMissingError):
         return "The registry does not have this adapter's files."
+    if isinstance(error, ArtifactDamagedError):
+        return "What the registry sends of this adapter is damaged."
     if isinstance(error, ArtifactError):
         return "The registry does not answer."
     if isinstance(error, BaseUnreadableError):

@@ -12,8 +12,10 @@ from multiprocessing.reduction import send_handle
 import msgspec
 
 from loraplex_engine.parity.job import ParityFailed, ParityJob, ParityOutcome
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _decode = msgspec.msgpack.Decoder(ParityOutcome).decode
+_NONSENSE = ParityFailed("The process that computes the reference said what cannot be read; try again.")
 _DIED = ParityFailed("The process that computes the reference died; try again.")
 
 # to the background before the imports, which take longer than all that comes before them
@@ -64,6 +66,8 @@ class ReferenceProcess:
             return _decode(self._pipe.recv_bytes()) if self._pipe.poll(0) else None
         except (EOFError, OSError):
             return _DIED
+        except UNREADABLE:
+            return _NONSENSE
 
     def close(self) -> None:
         """End it, whatever it is doing, without waiting: at SCHED_IDLE beside busy cores even dying takes a while."""

@@ -22,6 +22,7 @@ from loraplex_engine.wire import done
 from loraplex_engine.wire.done import RequestDone, RequestStatus, UsageReport
 from loraplex_engine.wire.stream import HttpStream, open_stream, parse_address
 from loraplex_registry.peft.parity import ParityResult
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 __all__ = ["EngineAnswer", "EngineClient", "EngineRefusedError", "Events", "ReplicaFailedError", "UnreachableError"]
 CONNECT_TIMEOUT_S = 1.0
@@ -341,7 +342,7 @@ def _decode(content: bytes, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ReplicaFailedError("The engine's answer makes no sense.") from error
 
 

@@ -14,6 +14,7 @@ import httptools
 import msgspec
 
 from loraplex.bench.outcome import ErrorDetail, Event, Outcome
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _OK = 200
 _MAX_BODY_BYTES = 1 << 16
@@ -107,7 +108,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             event = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             self._outcome.fail("protocol", ErrorDetail(f"An event of the stream is no JSON as OpenAI's: {error}"))
             return
         self._outcome.take(event, self._now)

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from loraplex_registry.peft.unreadable import UNREADABLE
+
 _MAX_MESSAGE = 300
 
 
@@ -130,7 +132,7 @@ class Outcome:
         """Note a status other than 200."""
         try:
             detail = msgspec.json.decode(body, type=ErrorBody).error
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             detail = ErrorDetail(body.decode(errors="replace"))
         self.fail(str(status), detail)
 

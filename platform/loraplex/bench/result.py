@@ -13,6 +13,7 @@ import msgspec
 
 from loraplex.bench.errors import BenchError
 from loraplex.bench.figure import Spread, spread
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 FORMAT = "loraplex-bench/1"
 TIMES = ("ttft", "itl", "gap", "request")
@@ -176,7 +177,7 @@ def read_result(path: Path) -> Result:
         result = msgspec.json.decode(path.read_bytes(), type=Result)
     except OSError as error:
         raise BenchError(f"The result cannot be read: {error}", param="compare") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BenchError(f"{path} is no result of loraplex bench: {error}", param="compare") from error
     if result.format != FORMAT:
         raise BenchError(f"{path} has the format {result.format!r}; this program reads {FORMAT}.", param="compare")

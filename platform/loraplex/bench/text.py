@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from loraplex.bench.errors import BenchError
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _MARKS = ("Ġ", "▁")
 """How vocabularies write the space before a word."""
@@ -81,7 +82,7 @@ def read_vocabulary(path: Path) -> Text:
     try:
         found = msgspec.json.decode(file.read_bytes())
         pieces = _list_pieces(found["model"]["vocab"])
-    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+    except (OSError, *UNREADABLE, KeyError, TypeError) as error:
         raise BenchError(f"{file} is no tokenizer.json: {error}", param="tokenizer") from error
     words = {piece[1:] for piece in pieces if piece.startswith(_MARKS)}
     usable = sorted(word for word in words if _SHORTEST <= len(word) <= _LONGEST and word.isascii() and word.isalpha())

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from loraplex.bench.errors import BenchError
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 
 class TraceRow(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ def read_trace(path: Path) -> list[TraceRow]:
 def _read_row(path: Path, number: int, line: bytes) -> TraceRow:
     try:
         row = msgspec.json.decode(line, type=TraceRow)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BenchError(f"Line {number} of {path} is no request: {error}", param="trace") from error
     if row.max_tokens < 1 or (row.prompt is None and row.prompt_tokens < 1):
         raise BenchError(f"Line {number} of {path} needs max_tokens, and prompt_tokens or prompt.", param="trace")

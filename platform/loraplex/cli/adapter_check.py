@@ -15,6 +15,7 @@ from loraplex.cli.report import print_report
 from loraplex.client.errors import ClientError
 from loraplex.client.upload import choose_files
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 
 def check(
@@ -61,7 +62,14 @@ def load_bases() -> list[BaseSpec]:
     from loraplex_registry.wire.setting import read_settings
 
     cache = Path(read_settings(os.environ, "client")["cache_dir"]).expanduser()
-    return [msgspec.json.decode(path.read_bytes(), type=BaseSpec) for path in sorted(cache.glob("bases/*/base.json"))]
+    return [_read_base(path) for path in sorted(cache.glob("bases/*/base.json"))]
+
+
+def _read_base(path: Path) -> BaseSpec:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BaseSpec)
+    except (OSError, *UNREADABLE) as error:
+        raise ClientError(f"{path} cannot be read ({error}); pull the base again.", code="base_mismatch") from error
 
 
 def choose_base(bases: list[BaseSpec], told: str | None, config: Path | None) -> BaseSpec:
@@ -89,6 +97,6 @@ def _read_base_name(config: Path | None) -> str:
     """Return what the config says, or nothing where it cannot be read; the check proper will say so."""
     try:
         value = msgspec.json.decode(config.read_bytes())["base_model_name_or_path"] if config else ""
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE, KeyError, TypeError):
         return ""
     return value if isinstance(value, str) else ""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from loraplex.client.errors import ClientError
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _CONFIG = "config.json"
 _HUB_S = 5.0
@@ -54,7 +55,7 @@ def _find_pulled(name: str) -> Path | None:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise ClientError(f"{path} is no JSON object: {error}.", code="invalid_json", param="model") from error
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from loraplex.client.errors import ClientError, ConnectionFailedError
 from loraplex.client.location import Location, is_loopback
+from loraplex_registry.peft.unreadable import UNREADABLE
 from loraplex_registry.wire.adapter import Report
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ def decode(body: bytes, type_: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(body, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ClientError(
             f"The server's answer is not what this client expects ({error}); check LORAPLEX_URL, and that client and "
             "server have the same version.",
@@ -136,7 +137,7 @@ def read_error(status: int, body: bytes) -> ClientError:
     """Return the error that a body of the platform's one error shape holds, or one that quotes another body."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return ClientError(f"The server answered {status}: {body[:200].decode(errors='replace')}", status=status)
     detail = found.error
     return ClientError(detail.message, status=status, code=detail.code, param=detail.param, report=found.report)

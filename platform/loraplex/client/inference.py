@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from loraplex.client.connection import Connection, check_response, lost, read_error
+from loraplex.client.connection import Connection, check_response, decode, lost, read_error
 from loraplex.client.errors import ClientError
 
 DIGEST_DIGITS = 12
@@ -115,7 +115,7 @@ def _read_chunks(response: httpx.Response) -> Iterator[_Chunk]:
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             return
-        chunk = msgspec.json.decode(data, type=_Chunk)
+        chunk = decode(data.encode(), _Chunk)
         if chunk.error is not None:
             raise read_error(response.status_code, data.encode())
         yield chunk

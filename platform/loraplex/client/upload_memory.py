@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from loraplex.client.part_plan import FilePlan
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _FOLDER = "uploads"
 _LIFE_S = 48 * 3600
@@ -36,7 +37,7 @@ class UploadMemory:
         """Return the id of the upload begun under `key`, None if none is known."""
         try:
             return msgspec.json.decode((self._folder / key).read_bytes(), type=_Note).upload
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
     def keep(self, key: str, upload: str) -> None:

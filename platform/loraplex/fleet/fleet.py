@@ -31,6 +31,7 @@ from loraplex.fleet.traffic import Traffic
 from loraplex.fleet.view import FleetView, Replica, choose_full, read_full_replica, read_replica
 from loraplex.fleet.warming import Load, Warmer, plan_loads
 from loraplex_engine.wire.client import EngineClient, ReplicaFailedError, UnreachableError
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 POLL_EVERY_S = 1.0
 _FORGET_TIMEOUT_S = 5.0
@@ -341,7 +342,7 @@ def _read_message(body: bytes) -> str:
     """The sentence of an engine's error; what it quotes may come from a tenant's file."""
     try:
         message = str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except (*UNREADABLE, TypeError, KeyError):
         return "it could not load the adapter"
     return "".join(char if char.isprintable() else " " for char in message)[:_MAX_MESSAGE_LEN]
 

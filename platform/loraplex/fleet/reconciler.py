@@ -21,6 +21,7 @@ from loraplex.fleet.desired import BrokenAlias, Desired, Naming
 from loraplex.fleet.difference import Difference, Repair, find_differences
 from loraplex.fleet.fleet import Fleet
 from loraplex_engine.wire.client import EngineClient, ReplicaFailedError, UnreachableError
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 LOOK_EVERY_S = 1.0
 _PAUSE_S = 2.0
@@ -296,7 +297,7 @@ def _read_message(body: bytes, status: int) -> str:
     """The sentence of an engine's error; what it quotes may come from a tenant's file."""
     try:
         message = str(msgspec.json.decode(body)["error"]["message"])
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except (*UNREADABLE, TypeError, KeyError):
         return f"the replica answered {status}"
     return "".join(char if char.isprintable() else " " for char in message)[:300]
 

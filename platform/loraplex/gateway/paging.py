@@ -97,7 +97,7 @@ def read_mark(text: str, type_: type[_T]) -> _T:
     """
     try:
         last = msgspec.json.decode(base64.urlsafe_b64decode(text + "=="), type=type_)
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, RecursionError, binascii.Error) as error:
         raise InvalidRequestError("cursor is not one that a list gave", param="cursor") from error
     # the decoder passes over characters that it does not know
     if write_mark(last) != text:
@@ -110,7 +110,7 @@ def _read_cursor(text: str | None) -> uuid.UUID | None:
         return None
     try:
         found = uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
-    except (ValueError, binascii.Error) as error:
+    except (ValueError, RecursionError, binascii.Error) as error:
         raise InvalidRequestError("cursor is not one that a list gave", param="cursor") from error
     # the decoder passes over characters that it does not know
     if _write_cursor(found) != text:

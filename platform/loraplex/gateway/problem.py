@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from litestar.exceptions import HTTPException
 
+from loraplex_registry.peft.unreadable import UNREADABLE
+
 _log = logging.getLogger(__name__)
 
 CODE_TO_STATUS = {
@@ -130,7 +132,7 @@ def find_code(body: bytes) -> str | None:
     try:
         error: Any = msgspec.json.decode(body, type=dict[str, Any])["error"]
         code = error["code"]
-    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError):
+    except (*UNREADABLE, KeyError, TypeError):
         return None
     return code if isinstance(code, str) else None
 

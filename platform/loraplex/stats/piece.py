@@ -10,6 +10,7 @@ import zlib
 import msgspec
 
 from loraplex.stats.sketch import Packed
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 PIECE_S = 10
 """Pieces of all gateways begin at the same instants: whole multiples of this."""
@@ -104,10 +105,13 @@ def encode_piece(piece: Piece) -> bytes:
 
 
 def decode_piece(content: bytes) -> Piece | None:
-    """Return the piece of some bytes, None if another release wrote them in a form of its own."""
+    """Return the piece of some bytes, None if another release wrote them in a form of its own, or they rotted."""
     if content[:1] != bytes([_FORMAT]):
         return None
-    return _decoder.decode(zlib.decompress(content[1:]))
+    try:
+        return _decoder.decode(zlib.decompress(content[1:]))
+    except (zlib.error, *UNREADABLE):
+        return None
 
 
 _decoder = msgspec.msgpack.Decoder(Piece)

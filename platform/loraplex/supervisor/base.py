@@ -14,6 +14,7 @@ from loraplex.client.location import Location
 from loraplex.client.types import Base
 from loraplex.supervisor.errors import UpError
 from loraplex_registry.peft.spec import BaseSpec
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 SPEC_FILE = "base.json"
 
@@ -63,7 +64,7 @@ def read_base(folder: Path) -> PulledBase:
     """
     try:
         spec = msgspec.json.decode((folder / SPEC_FILE).read_bytes(), type=BaseSpec)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UpError(f"{folder} holds no base ({error}). Fetch it with `loraplex base pull`.") from error
     return PulledBase(folder, spec)
 

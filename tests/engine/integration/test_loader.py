@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,32 @@ def test_process_that_dies_between_facts_and_descriptor_fails_the_load_it_owes(m
         ("sha256:x", LoadFailed),
         ("sha256:y", LoadFailed),
     ]
+
+
+@pytest.mark.parametrize("message", [b"\xc1", b"\x82", b"\x91" * 100_000], ids=["text", "cut", "nested"])
+def test_process_that_says_nonsense_fails_the_loads_it_owes_and_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, message: bytes
+) -> None:
+    ends: list[tuple[Connection[bytes, bytes], Connection[bytes, bytes]]] = []
+
+    def spawn(loader: LoaderProcess) -> None:
+        ends.append(Pipe())
+        loader._pipe = ends[-1][0]
+
+    monkeypatch.setattr(LoaderProcess, "_spawn", spawn)
+    loader = LoaderProcess(cache_dir="", base=BASE, base_dir="", dtype="float32", max_disk_bytes=1 << 30)
+    loader.start("sha256:x")
+    ends[0][1].send_bytes(message)
+    said = "The loader process said what cannot be read and is restarted."
+    assert loader.take_finished() == [LoadFailed("sha256:x", "fetch", "adapter_loading", said, is_content=False)]
+    assert ends[0][0].closed
+    assert len(ends) == 2
+    loader.start("sha256:y")
+    ends[1][1].send_bytes(msgspec.msgpack.encode(LoadFailed("sha256:y", "fetch", "a", "b", is_content=False)))
+    assert [result.digest for result in loader.take_finished() if isinstance(result, LoadFailed)] == ["sha256:y"]
+    for pair in ends:
+        for end in pair:
+            end.close()
 
 
 @pytest.fixture(scope="module")

@@ -103,6 +103,25 @@ def test_a_cut_file_of_a_base_is_noticed(source: Path, cache: Path) -> None:
         load_spec(folder)
 
 
+@pytest.mark.parametrize("name", ["base.json", "complete.json"])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"name": "\xff"}', b'{"x":' + b"[" * 100_000], ids=["cut", "bytes", "nested"]
+)
+def test_a_base_that_rotted_is_said_so_pulled_again_and_hides_no_other(
+    source: Path, cache: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    folder = pull(str(source), cache)
+    spec = load_spec(folder)
+    other = write_base(tmp_path / "src" / "other", tiny_llama_config(), seed=5)
+    there = pull(str(other), cache)
+    (folder / name).write_bytes(content)
+    with pytest.raises(BaseUnavailableError, match=f"{name} is damaged; pull the base again"):
+        load_spec(folder)
+    assert find_base(str(other), cache) == there
+    assert pull(str(source), cache) == folder
+    assert load_spec(folder) == spec
+
+
 def test_the_same_weights_elsewhere_add_a_name_not_a_base(source: Path, cache: Path, tmp_path: Path) -> None:
     first = pull(str(source), cache)
     again = write_base(tmp_path / "copy" / "team-llama", tiny_llama_config())

@@ -200,15 +200,20 @@ def test_adapter_that_no_registry_can_give_is_said_so(
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "content", "message"),
     [
-        (404, "The registry does not have this adapter's files."),
-        (403, "The registry does not answer."),
-        (200, "The registry does not answer."),
+        (404, b"?", "The registry does not have this adapter's files."),
+        (403, b"?", "The registry does not answer."),
+        (200, b"?", "What the registry sends of this adapter is damaged."),
+        (200, b'{"digest":"\xff"}', "What the registry sends of this adapter is damaged."),
+        (200, b'{"x":' + b"[" * 100_000, "What the registry sends of this adapter is damaged."),
     ],
+    ids=["missing", "forbidden", "text", "bytes", "nested"],
 )
-def test_a_failed_fetch_is_told_without_internal_routes(base: Path, tmp_path: Path, answer: int, message: str) -> None:
-    transport = httpx.MockTransport(lambda _: httpx.Response(answer, content=b"?"))
+def test_a_failed_fetch_is_told_without_internal_routes(
+    base: Path, tmp_path: Path, answer: int, content: bytes, message: str
+) -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(answer, content=content))
     client = ArtifactClient("http://registry", "key", transport=transport)
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), client)
     result = _load_absent(base, disk)
@@ -299,7 +304,7 @@ def test_a_download_of_another_length_than_announced_is_not_kept(base: Path, tmp
     disk = AdapterDisk(tmp_path / "adapters", load_spec(base), Longer(write_adapter(tmp_path / "a", base)))  # type: ignore[arg-type]
     failed = _load_absent(base, disk)
     assert isinstance(failed, LoadFailed)
-    assert (failed.message, failed.is_content) == ("The registry does not answer.", False)
+    assert (failed.message, failed.is_content) == ("What the registry sends of this adapter is damaged.", False)
     disk.cache.check_integrity()
     assert disk.cache.num_folders == 0
 

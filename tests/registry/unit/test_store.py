@@ -13,6 +13,7 @@ import pytest
 
 from loraplex_registry.errors import ArtifactMissingError, SettingError, StoreUnavailableError
 from loraplex_registry.storage.folder import FolderStore
+from loraplex_registry.storage.shelf import FolderShelf
 from loraplex_registry.storage.store import Store, create_store
 from loraplex_registry.wire.adapter import Manifest, ManifestFile
 from loraplex_registry.wire.digest import artifact_path
@@ -55,6 +56,17 @@ def test_first_files_stay_and_different_ones_are_kept_beside(any_store: Store) -
     with any_store.open(DIGEST, places["extra"]) as extra:
         assert extra.read() == b"more"
     assert [file.name for file in any_store.find_manifest(DIGEST).files] == ["readme", "weights"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"digest":"\xff"}', b'{"x":' + b"[" * 100_000], ids=["cut", "bytes", "nested"]
+)
+def test_a_manifest_that_rotted_is_none(tmp_path: Path, content: bytes) -> None:
+    store = FolderStore(tmp_path)
+    store.put(*stage(store, weights=b"x"))
+    (tmp_path / artifact_path(DIGEST) / "manifest.json").write_bytes(content)
+    assert store.find_manifest(DIGEST) is None
+    assert FolderShelf(tmp_path).find_manifest(DIGEST) is None
 
 
 @pytest.mark.parametrize("call", ["os.fsync", "os.link"])

@@ -30,6 +30,7 @@ from loraplex_engine.server.sandbox.task import (
 )
 from loraplex_engine.server.sandbox.turn import Turns
 from loraplex_registry.peft.limit import MAX_WALL_S
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _Answer = TypeVar("_Answer", Inspected, Text)
 _log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ def _read_answer(body: bytes, kind: type[_Answer], param: str) -> _Answer:
         )
     try:
         answer = msgspec.msgpack.decode(body, type=kind | Refused)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         # a task that has broken out may say anything
         raise InvalidRequestError("What was made of this cannot be read; make it simpler.", param=param) from error
     if isinstance(answer, Refused):

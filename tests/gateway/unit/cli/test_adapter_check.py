@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from loraplex.cli.adapter_check import load_bases
+from loraplex.client.errors import ClientError
 from loraplex_registry.peft.check import check_adapter
 from registry_world import build_tiny_spec
 from support import tiny_llama_config, write_adapter, write_base
@@ -45,3 +48,12 @@ def test_the_report_is_the_registry_s_and_nothing_heavy_is_loaded(tmp_path: Path
         assert answer["report"] == json.loads(msgspec.json.encode(report))
         assert answer["digest"] == (plan.digest if plan else None)
         (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"x":' + b"[" * 100_000], ids=["cut", "nested"])
+def test_a_base_that_rotted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setenv("LORAPLEX_CACHE_DIR", str(tmp_path))
+    (tmp_path / "bases" / "tiny").mkdir(parents=True)
+    (tmp_path / "bases" / "tiny" / "base.json").write_bytes(content)
+    with pytest.raises(ClientError, match=r"tiny/base\.json cannot be read .*; pull the base again"):
+        load_bases()

@@ -172,6 +172,13 @@ def test_error_in_the_stream_is_an_error() -> None:
     assert caught.value.code == "replica_failed"
 
 
+@pytest.mark.parametrize("event", ["{", "<html>", '{"x":' + "[" * 100_000], ids=["cut", "page", "nested"])
+def test_nonsense_in_the_stream_is_an_error(event: str) -> None:
+    with connect(lambda _: sse(event)) as connection, pytest.raises(ClientError) as caught:
+        list(stream_chat(connection, "t", [], Answer()))
+    assert caught.value.code == "unexpected_answer"
+
+
 def test_stream_that_was_cut_is_an_error() -> None:
     with (
         connect(lambda _: sse('{"choices":[{"delta":{"content":"A"}}]}')) as connection,

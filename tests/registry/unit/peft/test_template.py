@@ -111,7 +111,12 @@ def test_who_renders_within_limits_anyway_need_not_render_here(tmp_path: Path) -
 def test_a_process_that_is_killed_or_says_nonsense_is_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for outcome in (confined.Outcome(b"", -9), confined.Outcome(b"{", 0), confined.Outcome(b"{}", 0, is_late=True)):
+    for outcome in (
+        confined.Outcome(b"", -9),
+        confined.Outcome(b"{", 0),
+        confined.Outcome(b"[" * 100_000, 0),
+        confined.Outcome(b"{}", 0, is_late=True),
+    ):
         monkeypatch.setattr(template_rule, "run_confined", lambda *_, outcome=outcome: outcome)
         assert fault_of(tmp_path, ALL)
 
