@@ -382,7 +382,7 @@ def find_unknown(environ: Mapping[str, str]) -> Iterator[UnknownSetting]:
     for name in sorted(environ):
         if not name.startswith(PREFIX) or _is_known(name) or _INJECTED_BY_KUBERNETES.fullmatch(name):
             continue
-        near = [known for known in _NAME_TO_SETTING if _edit_distance(name, known) <= _MAX_TYPO_DISTANCE]
+        near = [known for known in _NAME_TO_SETTING if _is_typo(name, known)]
         alike = difflib.get_close_matches(name.removeprefix(PREFIX), _SHORT_NAMES, 1)
         nearest = " or ".join(near) or (f"{PREFIX}{alike[0]}" if alike else None)
         yield UnknownSetting(name, nearest, bool(near))
@@ -397,6 +397,12 @@ def _read_file(setting: Setting, path: Path) -> str:
         return path.read_text(encoding="utf-8").rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{setting.name}_FILE cannot be read: {error}", param=setting.name) from error
+
+
+def _is_typo(name: str, known: str) -> bool:
+    # each edit changes the length by one at most, and a name may have any length
+    is_near = abs(len(name) - len(known)) <= _MAX_TYPO_DISTANCE
+    return is_near and _edit_distance(name, known) <= _MAX_TYPO_DISTANCE
 
 
 def _edit_distance(left: str, right: str) -> int:

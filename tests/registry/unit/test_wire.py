@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from loraplex_registry.wire.identity import (
 )
 from loraplex_registry.wire.ids import new_public_id, new_uuid
 from loraplex_registry.wire.naming import InvalidNameError, check_name, is_alias_name, is_name, served_name
-from loraplex_registry.wire.setting import SETTINGS, read_settings
+from loraplex_registry.wire.setting import SETTINGS, find_unknown, read_settings
 
 
 def who(**changes: Any) -> Identity:
@@ -170,6 +171,28 @@ def test_far_names_are_logged_and_injected_ones_ignored(caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         read_settings({**injected, "LORAPLEX_SOMETHING_ELSE": "1"}, "client")
     assert [record.args for record in caplog.records] == [("LORAPLEX_SOMETHING_ELSE",)]
+
+
+@pytest.mark.parametrize("name", ["LORAPLEX_" + "A" * 100_000, "LORAPLEX_" + "ENGINE_" * 10_000])
+def test_a_very_long_name_takes_no_time(name: str) -> None:
+    began_s = time.process_time()
+    assert [found.is_fatal for found in find_unknown({name: "1"})] == [False]
+    assert time.process_time() - began_s < 2
+
+
+@pytest.mark.parametrize(
+    ("name", "is_fatal"),
+    [
+        ("LORAPLEX_LISTE", True),
+        ("LORAPLEX_LIST", True),
+        ("LORAPLEX_LIS", False),
+        ("LORAPLEX_LISTENED", True),
+        ("LORAPLEX_LISTENINGS", False),
+        ("LORAPLEX_LITSEN", True),
+    ],
+)
+def test_two_edits_are_a_typo_and_three_are_not(name: str, is_fatal: bool) -> None:
+    assert [found.is_fatal for found in find_unknown({name: "1"})] == [is_fatal]
 
 
 def test_no_two_settings_are_within_a_typo_of_each_other_by_one_edit() -> None:
