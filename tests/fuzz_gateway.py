@@ -183,8 +183,8 @@ def fuzz_gateway_query(data: bytes) -> None:
 def fuzz_door(data: bytes) -> None:
     """Host, Origin and Cookie of a browser, and where it wants to go after its login."""
     host, origin, cookie, wanted = ([*data.decode("latin-1").split("\n"), "", "", "", ""])[:4]
-    read_cookie(host, cookie)
-    assert ("Secure" in build_cookie(host, "t", 1)) is not is_loopback(host)
+    read_cookie(host, "http", cookie)
+    assert ("Secure" in build_cookie(host, "http", "t", 1)) is not is_loopback(host)
     target = _check_next(wanted)
     assert target.startswith("/ui/")
     assert "\\" not in target
