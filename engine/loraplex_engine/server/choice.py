@@ -67,13 +67,14 @@ class Choice:
         self._is_opened = self._is_finish_taken = self._is_mute = False
 
     def feed(self, event: TokenEvent) -> bool:
-        """Take one event; say whether a stop string ended the text while the core goes on."""
+        """Take one event; say whether a stop string in it ended the text while the core goes on."""
         self._is_opened = True
         if self._prompt is not None and self.request.params.prompt_logprobs is not None and event.error is None:
             self._prompt.take(event.prompt_logprobs)
-        if self.finish is None:
+        was_open = self.finish is None
+        if was_open:
             self._read(event)
-        saw_stop = self.finish is not None and event.finish is None and not self.is_closed
+        saw_stop = was_open and self.finish is not None and event.finish is None
         if event.finish is not None:
             self.close(event.finish, event.stats)
         return saw_stop

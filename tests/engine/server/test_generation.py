@@ -71,6 +71,17 @@ async def test_a_core_that_never_answers_an_abort_cannot_hold_a_request(monkeypa
         assert core.aborted == [("r-0", finish)]
 
 
+async def test_a_stop_string_aborts_once_whatever_the_core_says_until_it_knows() -> None:
+    core = ListCore()
+    generation, closed = build(core, stops=["b"])
+    for text in ("ab", "ab", "b"):
+        core.say("r-0", text)
+    core.say("r-0", "", "abort")
+    assert core.aborted == [("r-0", "stop")]
+    assert [(done.finish, done.completion_tokens) for done in closed] == [("stop", 2)]
+    assert generation.error is None
+
+
 async def test_what_a_core_says_after_all_is_too_late_to_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
     core = ListCore()
