@@ -143,7 +143,7 @@ def _judge_files(files: dict[str, bytes]) -> None:
 
 def fuzz_names(data: bytes) -> None:
     """Names of files: what passes is a plain name, and no step to elsewhere."""
-    names = data.decode("utf-8", "surrogatepass" if data[:1] == b"s" else "replace").split("\n")
+    names = data.decode("utf-8", "surrogateescape" if data[:1] == b"s" else "replace").split("\n")
     checks = check_names(names, is_whole=False)
     json.dumps([[check.message, check.subject] for check in checks]).encode()
     if all(check.verdict == "pass" for check in checks):

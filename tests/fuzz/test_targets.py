@@ -11,7 +11,8 @@ import pytest
 from fuzz_target import CORPUS, MAX_CPU_S, SlowError, Target, mutate
 from fuzz_targets import TARGETS
 
-MOMENT_S = 0.05
+NUM_TRIES = 30
+"""As many on each machine, and always the same ones: what is found anew is found by `make fuzz`."""
 ACCEPTING = {name for name, target in TARGETS.items() if name not in ("api_key", "engine_token", "client_answer")}
 """Targets of which each seed is accepted; where there is no key nobody gets in."""
 
@@ -22,8 +23,7 @@ def test_a_target_keeps_its_promise_for_a_moment(name: str) -> None:
     known = target.list_known()
     for data in known:
         target.try_once(data)
-    end_at = time.monotonic() + MOMENT_S
-    while time.monotonic() < end_at:
+    for _ in range(NUM_TRIES):
         data = mutate(known, target.words, draw)
         try:
             target.try_once(data)
