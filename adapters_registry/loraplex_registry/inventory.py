@@ -62,6 +62,14 @@ class Inventory:
                 raise MigrationError("It is no database of Loraplex: there is no revision in it")
             return str(connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one())
 
+    def serves(self, revision: str) -> bool:
+        """Say whether the schema serves a program whose newest revision is this one."""
+        query = sa.text("SELECT 1 FROM compatible_revision WHERE revision = :revision")
+        with self._read() as connection:
+            if not sa.inspect(connection).has_table("compatible_revision"):
+                return False
+            return connection.execute(query, {"revision": revision}).first() is not None
+
     def list_bases(self) -> list[NamedBase]:
         """Return the bases that adapters belong to, by name."""
         with self._read() as connection:

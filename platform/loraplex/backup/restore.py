@@ -15,6 +15,8 @@ from loraplex_registry.app import upgrade
 def restore(folder: Path, to: Path, watcher: Watcher) -> BackupManifest:
     """Make the data folder `to` from the backup in `folder`; an older database is upgraded on its way.
 
+    A newer one that serves this program stays as it is.
+
     Raises:
         BackupError: `to` is not free, the backup is not whole or a newer program made it, or the disk is full; nothing
             was made.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -11,7 +12,7 @@ from urllib.parse import quote
 from loraplex.backup.copying import Watcher, hash_file
 from loraplex.backup.errors import NewerError
 from loraplex.backup.manifest import DATABASE, MANIFEST, OBJECTS, BackupFile, BackupManifest, read_manifest
-from loraplex_registry.app import Inventory, RegistryError, knows_revision, open_inventory
+from loraplex_registry.app import Inventory, RegistryError, head, knows_revision, open_inventory
 from loraplex_registry.wire.digest import DIGEST_LEN
 from loraplex_registry.wire.fault import Fault, NamedArtifact
 
@@ -33,10 +34,10 @@ def verify(folder: Path, watcher: Watcher) -> tuple[BackupManifest, list[Fault]]
 
     Raises:
         BackupError: It is no backup, or its manifest is damaged.
-        NewerError: A newer program made it.
+        NewerError: A newer program made it, or its database was ahead and did not serve this program any more.
     """
     manifest = read_manifest(folder)
-    if not knows_revision(manifest.revision):
+    if not (knows_revision(manifest.revision) or _serves_this_program(folder, manifest.revision)):
         raise NewerError(
             f"The backup's database is at revision {manifest.revision}, which this program does not know: Loraplex "
             f"{manifest.made_by} made it. Use that one, or a newer one."
@@ -51,12 +52,27 @@ def find_faults(folder: Path, manifest: BackupManifest, watcher: Watcher) -> lis
     if faults:
         # the rest would say the same again
         return faults
-    address = quote(str(folder.absolute() / OBJECTS))
     try:
-        with open_inventory(f"sqlite:///{folder.absolute() / DATABASE}", f"file://{address}", is_still=True) as inside:
+        with _open(folder) as inside:
             return _compare_rows(inside, manifest, watcher)
     except RegistryError as error:
         return [Fault("database", DATABASE, error.message)]
+
+
+@contextmanager
+def _open(folder: Path) -> Iterator[Inventory]:
+    database, objects = folder.absolute() / DATABASE, quote(str(folder.absolute() / OBJECTS))
+    with open_inventory(f"sqlite:///{database}", f"file://{objects}", is_still=True) as inside:
+        yield inside
+
+
+def _serves_this_program(folder: Path, revision: str) -> bool:
+    """Whether releases ran side by side: the next one had upgraded the database when this one made the backup."""
+    try:
+        with _open(folder) as inside:
+            return inside.find_revision() == revision and inside.serves(head())
+    except RegistryError:
+        return False
 
 
 def audit(database_url: str, object_store_url: str, scratch: Path | None, watcher: Watcher) -> Audit:

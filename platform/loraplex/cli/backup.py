@@ -108,7 +108,8 @@ def verify(backup: Path | None = None, /, *, data_dir: DataDir = None, as_json: 
 def restore(backup: Path, /, *, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Make a platform's folder from a backup, after verifying it; the folder must be empty or not there.
 
-    An older backup is upgraded to this program; one of a newer program is refused. It is done whole or not at all.
+    An older backup is upgraded to this program; one whose database has left this program behind is refused. It is done
+    whole or not at all.
 
     Args:
         backup: The backup's folder.
@@ -118,19 +119,21 @@ def restore(backup: Path, /, *, data_dir: DataDir = None, as_json: AsJson = Fals
     from loraplex.backup.manifest import BASES, SECRETS
     from loraplex.backup.restore import restore as run
     from loraplex.backup.source import SECRET_FILES
-    from loraplex_registry.app import head
+    from loraplex_registry.app import head, knows_revision
 
     source, settings = _find_source(data_dir)
     target = source.folder.path
     with _Bar() as bar:
         manifest = run(backup, target, bar)
     bases = [str(target / BASES / name) for name in manifest.list_names(BASES)]
+    # one that is ahead, and serves this program, stays
+    now_at = head() if knows_revision(manifest.revision) else manifest.revision
     if as_json:
-        print_json(_describe(backup, manifest, ()) | {"data_dir": str(target), "now_at": head(), "base_folders": bases})
+        print_json(_describe(backup, manifest, ()) | {"data_dir": str(target), "now_at": now_at, "base_folders": bases})
         return
     done(f"{target} is the platform as it was at {manifest.made_at}: {manifest.num_artifacts} adapters.")
-    if manifest.revision != head():
-        say(f"Its database went from {manifest.revision} to {head()}.")
+    if manifest.revision != now_at:
+        say(f"Its database went from {manifest.revision} to {now_at}.")
     absent = sorted(set(SECRET_FILES) - set(manifest.list_names(SECRETS)))
     if absent:
         say(f"The backup has no {', '.join(absent)}: put yours into {target} before the first start, or give the")
