@@ -66,6 +66,8 @@ def current(*, url: Url = None, as_json: AsJson = False) -> int:
         if not is_served:
             is_older = found is None or knows_revision(found)
             say("Run: loraplex db upgrade" if is_older else "The database left this program behind: use the newer one.")
+        elif found != needed:
+            say("The database is newer than this program, which it serves; both releases may run.")
     return 0 if is_served else 3
 
 

@@ -12,6 +12,8 @@ REVISION = "0012_quota_debts"
 """The newest migration that this program knows; newer ones that break nothing serve it too."""
 
 _NO_TABLE = "no such table"
+_SERVED = sa.text("SELECT revision FROM compatible_revision WHERE revision = :revision")
+_CURRENT = sa.text("SELECT version_num FROM alembic_version")
 
 
 async def check_revision(database: Database) -> None:
@@ -21,18 +23,28 @@ async def check_revision(database: Database) -> None:
         DatabaseRevisionError: It is; the message says what to run.
         UnavailableError: The database does not answer.
     """
-    served = sa.text("SELECT 1 FROM compatible_revision WHERE revision = :revision")
+    if await _find(database, _SERVED, revision=REVISION) is not None:
+        return
+    found = await _find(database, _CURRENT)
+    # their names begin with their numbers
+    if found is not None and found > REVISION:
+        raise DatabaseRevisionError(
+            f"The database is at revision {found}, which no longer serves this program, of {REVISION}; use the release "
+            "that migrated it, or a newer one"
+        )
+    raise DatabaseRevisionError(
+        f"The database is at revision {found or 'none'}, this program needs {REVISION}; run: loraplex db upgrade"
+    )
+
+
+async def _find(database: Database, query: sa.TextClause, **values: str) -> str | None:
     try:
         async with database.read() as connection:
-            is_served = (await connection.execute(served, {"revision": REVISION})).first() is not None
+            return (await connection.execute(query, values)).scalar()
     except ProgrammingError:
-        is_served = False
+        return None
     except UnavailableError as error:
         # SQLite reports a missing table with the class of a database that does not answer.
         if _NO_TABLE not in str(error.__cause__):
             raise
-        is_served = False
-    if not is_served:
-        raise DatabaseRevisionError(
-            f"The database does not serve this program, which needs revision {REVISION}; run: loraplex db upgrade"
-        )
+        return None
