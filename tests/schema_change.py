@@ -25,6 +25,9 @@ class Table:
     rules: frozenset[str] = frozenset()
     """CHECKs, unique constraints and indexes, foreign keys, by their text: what a row must obey."""
 
+    holds: frozenset[str] = frozenset()
+    """Tables whose rows cannot be deleted while a row here names them."""
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -52,7 +55,12 @@ def _read_table(inspector: sa.Inspector, name: str) -> Table:
     unique = {f"UNIQUE {each['column_names']}" for each in inspector.get_unique_constraints(name)}
     indexes = {f"UNIQUE {_show(index)}" for index in inspector.get_indexes(name) if index["unique"]}
     keys = {f"KEY {key['constrained_columns']} {key['referred_table']}" for key in inspector.get_foreign_keys(name)}
-    return Table(columns, frozenset(checks | unique | indexes | keys))
+    holds = {key["referred_table"] for key in inspector.get_foreign_keys(name) if not _lets_go(key)}
+    return Table(columns, frozenset(checks | unique | indexes | keys), frozenset(holds))
+
+
+def _lets_go(key: Any) -> bool:
+    return str(key.get("options", {}).get("ondelete", "")).upper() in ("CASCADE", "SET NULL")
 
 
 def _show(index: Any) -> str:
@@ -82,6 +90,9 @@ def find_losses(before: Schema, after: Schema) -> Iterator[str]:
             yield f"table {name} is gone"
         else:
             yield from (f"{name}{loss}" for loss in _find_table_losses(old, new))
+    for name in sorted(after.tables.keys() - before.tables.keys()):
+        for held in sorted(after.tables[name].holds & before.tables.keys()):
+            yield f"{name} holds rows of {held}: they could not be deleted any more, without ON DELETE"
     for name in sorted(before.views.keys() - after.views.keys()):
         yield f"view {name} is gone"
     for name, text in sorted(after.guards.items()):

@@ -34,6 +34,14 @@ def test_history_is_one_line() -> None:
     ]
 
 
+def test_names_of_revisions_grow() -> None:
+    """By them a gateway tells a database that is ahead from one that is behind."""
+    scripts = ScriptDirectory.from_config(migration._config())
+    names = [script.revision for script in reversed(list(scripts.walk_revisions()))]
+    assert names == sorted(names)
+    assert [int(name.partition("_")[0]) for name in names] == [*range(1, len(names) + 1)]
+
+
 def test_the_gateway_needs_the_newest_revision() -> None:
     assert head() == REVISION
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,23 +24,14 @@ from loraplex.db.revision import check_revision as check_gateway
 from loraplex_registry.app import check_revision, current, head, serves, upgrade
 from loraplex_registry.db import migration
 from loraplex_registry.errors import MigrationError
+from next_schema import EXPANDING, FUTURE, write_next_migrations
 from schema_change import find_losses, read_schema
 
 FIRST_RELEASE = "0012_quota_debts"
 """The schema of 0.1.0. What came before served nobody who had a release before it."""
 
-FUTURE = "0099_future"
 SCRIPTS = [*reversed(list(ScriptDirectory.from_config(migration._config()).walk_revisions()))]
 RELEASED = SCRIPTS[[script.revision for script in SCRIPTS].index(FIRST_RELEASE) + 1 :]
-EXPANDING = """
-def upgrade() -> None:
-    op.create_table("future", sa.Column("id", sa.Integer(), primary_key=True))
-    op.add_column("adapter_version", sa.Column("mood", sa.String(16), nullable=True))
-    op.add_column("usage", sa.Column("joules", sa.BigInteger(), nullable=False, server_default="0"))
-    op.add_column("tenant", sa.Column("region", sa.String(16), nullable=True))
-    op.create_index("ix_usage_joules", "usage", ["joules"])
-"""
-"""What an expanding migration of the next release may look like."""
 
 
 @contextmanager
@@ -101,6 +91,10 @@ def _alter(table: str, act: Callable[[Any], None]) -> Callable[[Operations], Non
     return run
 
 
+def _hold_keys(operations: Operations) -> None:
+    operations.create_table("future", sa.Column("key", sa.Uuid(), sa.ForeignKey("api_key.id")))
+
+
 TAKING: dict[str, tuple[Callable[[Operations], None], str]] = {
     "drop a table": (lambda run: run.drop_table("quota_debt"), "table quota_debt is gone"),
     "drop a column": (
@@ -132,6 +126,7 @@ TAKING: dict[str, tuple[Callable[[Operations], None], str]] = {
         lambda run: run.create_index("uq_owed", "quota_debt", ["owed"], unique=True),
         "new rule for rows: UNIQUE",
     ),
+    "hold an old table's rows": (_hold_keys, "future holds rows of api_key"),
     "drop a view": (lambda run: run.execute(sa.text("DROP VIEW audit_event")), "view audit_event is gone"),
 }
 
@@ -177,10 +172,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
     """Upgrades a database as the next release would; then this program is the old one again."""
 
     def run(url: str, breaks_previous: bool) -> None:
-        folder = Path(shutil.copytree(migration.migrations_folder(), tmp_path / f"next-{breaks_previous}"))
-        head_of = f'revision = "{FUTURE}"\ndown_revision = "{head()}"\nbreaks_previous = {breaks_previous}\n'
-        text = f'"""The future."""\n\nimport sqlalchemy as sa\nfrom alembic import op\n\n{head_of}\n{EXPANDING}'
-        (folder / "versions" / "0099_future.py").write_text(text)
+        folder = write_next_migrations(tmp_path / f"next-{breaks_previous}", breaks_previous=breaks_previous)
         with monkeypatch.context() as patch:
             patch.setattr(migration, "migrations_folder", lambda: folder)
             assert upgrade(url).after == FUTURE

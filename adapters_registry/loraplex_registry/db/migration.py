@@ -26,6 +26,14 @@ from loraplex_registry.errors import MigrationError, SettingError, UnavailableEr
 
 _LOCK_ID = 0x10_7A_91_EC
 _LOCK_TIMEOUT_S = 60.0
+_TABLE_PATIENCE_MS = 500
+"""How long a step waits for a table that is in use. Whoever waits for one makes all wait that come later, and a part
+that serves waits two seconds at most; after one, Postgres looks for deadlocks, and might choose the part as victim."""
+
+_PAUSE_S = 1.0
+"""Between two tries: what has queued up behind the first runs meanwhile."""
+
+_TABLE_IN_USE = ("55P03", "40P01")
 _COMMAND = "loraplex db upgrade"
 
 
@@ -49,7 +57,8 @@ def upgrade(url: str) -> Upgrade:
     A newer one that serves this program still stays as it is, so that a roll-back finds nothing to do.
 
     Raises:
-        MigrationError: Another program holds the lock too long, or the database has left this program behind.
+        MigrationError: Another program holds the lock, or a table, too long, or the database has left this program
+            behind.
         UnavailableError: The database does not answer.
     """
     config, path = _config(), _sqlite_path(url)
@@ -62,10 +71,30 @@ def upgrade(url: str) -> Upgrade:
         _check_known(config, before)
         copy = _copy_sqlite(path, before) if path is not None and before not in (None, after) else None
         config.attributes["connection"] = connection
-        connection.rollback()
-        command.upgrade(config, "head")
-        connection.commit()
+        _run(config, connection)
     return Upgrade(before, after, copy)
+
+
+def _run(config: Config, connection: sa.Connection) -> None:
+    """Run what is missing, all of it or nothing; where a table is in use, again a while later."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        connection.rollback()
+        try:
+            command.upgrade(config, "head")
+            connection.commit()
+        except sa.exc.OperationalError as error:
+            connection.rollback()
+            if getattr(error.orig, "sqlstate", None) not in _TABLE_IN_USE:
+                raise
+            if time.monotonic() > deadline:
+                raise MigrationError(
+                    f"A table was in use for {_LOCK_TIMEOUT_S:.0f} seconds, by a long read such as pg_dump; nothing "
+                    f"has changed. Wait for its end and run {_COMMAND} again"
+                ) from error
+        else:
+            return
+        time.sleep(_PAUSE_S)
 
 
 def current(url: str) -> str | None:
@@ -93,6 +122,11 @@ def check_revision(url: str) -> None:
         return
     if found is not None and serves(url):
         return
+    if found is not None and not knows_revision(found):
+        raise MigrationError(
+            f"The database is at revision {found}, which no longer serves this program, of {needed}; use the release "
+            "that migrated it, or a newer one"
+        )
     raise MigrationError(f"The database is at revision {found or 'none'}, this program needs {needed}; run {_COMMAND}")
 
 
@@ -228,5 +262,6 @@ def _locked_postgres(connection: sa.Connection) -> Iterator[None]:
         return
     connection.execute(sa.text(f"SET lock_timeout = '{int(_LOCK_TIMEOUT_S)}s'"))
     connection.execute(sa.text("SELECT pg_advisory_lock(:id)"), {"id": _LOCK_ID})
+    connection.execute(sa.text(f"SET lock_timeout = '{_TABLE_PATIENCE_MS}ms'"))
     connection.commit()
     yield
