@@ -6,18 +6,13 @@ import functools
 import json
 import random
 import signal
-import struct
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fuzz_target import KILLED_BY_LIMIT, Target, run_forked
-from loraplex_engine.bases.gguf_file import GgufFile
+from fuzz_target import JSON_WORDS, KILLED_BY_LIMIT, Target, run_forked
 from loraplex_engine.errors import EngineError, InvalidRequestError
 from loraplex_engine.lora.packed import LoaderMessage
-from loraplex_engine.models.config import load_config
 from loraplex_engine.server.call import read_caller
 from loraplex_engine.server.chat_input import ChatInput, build_chat
 from loraplex_engine.server.chat_template import ChatTemplate, compile_template
@@ -30,7 +25,6 @@ from loraplex_engine.server.guard import read_identity
 from loraplex_engine.server.tool.format import FORMATS
 from loraplex_engine.server.tool.plan import build_plan
 from loraplex_engine.server.tool.reader import CallReader
-from loraplex_engine.weights.index import read_index
 from loraplex_engine.wire import messages
 from loraplex_engine.wire.openai import CompletionRequest
 from loraplex_engine.wire.strict_json import decode_object
@@ -203,65 +197,10 @@ def fuzz_guard(data: bytes) -> None:
     raise AssertionError("somebody came in")
 
 
-def fuzz_gguf(data: bytes) -> None:
-    """A GGUF file that somebody pulls as a base."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "x.gguf")
-        path.write_bytes(data)
-        file = GgufFile(path)
-        file.read_config()
-
-
-def fuzz_base_config(data: bytes) -> None:
-    """config.json and generation_config.json of a base, parted by NUL."""
-    config, _, generation = data.partition(b"\0")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_bytes(config)
-        if generation:
-            Path(folder, "generation_config.json").write_bytes(generation)
-        load_config(Path(folder))
-
-
-def fuzz_base_weights(data: bytes) -> None:
-    """The first byte chooses: a safetensors file of a base, or the index of its shards."""
-    with tempfile.TemporaryDirectory() as folder:
-        if data[:1] == b"i":
-            Path(folder, "model.safetensors.index.json").write_bytes(data[1:])
-            Path(folder, "a.safetensors").write_bytes(_SHARD)
-        else:
-            Path(folder, "model.safetensors").write_bytes(data[1:])
-        for entry in read_index(Path(folder)).values():
-            assert 8 <= entry.start <= entry.stop <= entry.file.stat().st_size
-
-
-def _write_gguf() -> bytes:
-    """A small one, written by the library."""
-    import gguf
-    import numpy as np
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "x.gguf")
-        writer = gguf.GGUFWriter(path, "llama")
-        writer.add_embedding_length(8)
-        writer.add_head_count(2)
-        writer.add_block_count(1)
-        writer.add_feed_forward_length(16)
-        writer.add_context_length(32)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path.read_bytes()
-
-
 def _tag(message: Any) -> bytes:
     return bytes(messages.encode(message))
 
 
-_HEADER = b'{"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]}}'
-_SHARD = struct.pack("<Q", len(_HEADER)) + _HEADER + bytes(8)
 _CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 _CHAT: dict[str, Any] = {
     "model": "m",
@@ -280,24 +219,6 @@ _SCHEMA = {
     "$defs": {"d": {"type": "array", "items": {"type": "number", "minimum": 1}}},
     "required": ["a"],
 }
-_CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 1e4,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
-}
-_JSON_WORDS = (b'":', b'","', b"null", b"{}", b"[]", b"1e400", b"\\u0000", b"\\ud800", b"9" * 40)
 _SCHEMA_WORDS = (
     b'"$ref"',
     b'"#"',
@@ -324,7 +245,7 @@ ENGINE_TARGETS = (
             b'\x02{"model": "m", "prompt": "a"}',
         ),
         (EngineError,),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "private_headers",
@@ -338,7 +259,7 @@ ENGINE_TARGETS = (
         fuzz_chat,
         (json.dumps(_CHAT).encode(), b'{"model": "m", "messages": [{"role": "user", "content": "<|im_end|>"}]}'),
         (EngineError,),
-        words=(*_JSON_WORDS, b"developer", b"<|im_start|>", b"[INST]"),
+        words=(*JSON_WORDS, b"developer", b"<|im_start|>", b"[INST]"),
     ),
     Target(
         "tool_calls",
@@ -360,7 +281,7 @@ ENGINE_TARGETS = (
             b'{"type": "string", "pattern": "^a+$"}',
             b'{"anyOf": [{"type": "null"}, {"type": "integer", "maximum": 9}]}',
         ),
-        words=(*_JSON_WORDS, *_SCHEMA_WORDS),
+        words=(*JSON_WORDS, *_SCHEMA_WORDS),
     ),
     Target(
         "grammar",
@@ -401,26 +322,5 @@ ENGINE_TARGETS = (
         (b"Bearer eyJhbGciOiJFZERTQSIsImtpZCI6IngifQ.e30.AA", b"Bearer " + b"W1tb" * 300),
         (EngineError,),
         words=(b"Bearer ", b".", b"e30"),
-    ),
-    Target(
-        "gguf",
-        fuzz_gguf,
-        (_write_gguf(),),
-        (EngineError,),
-        words=(b"llama.", b"general.architecture", b"\xff\xff\xff\xff\xff\xff\xff\xff", b"\x09\0\0\0"),
-    ),
-    Target(
-        "base_config",
-        fuzz_base_config,
-        (json.dumps(_CONFIG).encode(), json.dumps(_CONFIG).encode() + b'\0{"eos_token_id": [1, 2]}'),
-        (EngineError,),
-        words=(*_JSON_WORDS, b"sliding_window", b"head_dim", b"rope_scaling"),
-    ),
-    Target(
-        "base_weights",
-        fuzz_base_weights,
-        (b"f" + _SHARD, b'i{"weight_map": {"a": "a.safetensors"}}'),
-        (EngineError,),
-        words=(*_JSON_WORDS, b"BF16", b"data_offsets"),
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fuzz_registry import build_request, split_request
-from fuzz_target import Target, run_async, try_each
+from fuzz_target import JSON_WORDS, Target, run_async, try_each
 from loraplex.backup.errors import BackupError
 from loraplex.backup.manifest import MANIFEST, BackupManifest, encode_manifest, read_manifest, seal
 from loraplex.bench.errors import BenchError
@@ -318,19 +318,6 @@ def fuzz_backup(data: bytes) -> None:
         assert not file.path.startswith(("/", ".."))
 
 
-_JSON_WORDS = (
-    b'":',
-    b'","',
-    b"null",
-    b"{}",
-    b"[]",
-    b"1e400",
-    b"\\u0000",
-    b"\\ud800",
-    b"2999-01-01T00:00:00Z",
-    b"9" * 40,
-)
-
 _CONFIG = b"""{"architectures": ["Qwen2ForCausalLM"], "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64,
 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 "head_dim": 8}"""
@@ -388,7 +375,7 @@ GATEWAY_TARGETS = (
             b'\x02{"model": "m", "prompt": "a"}',
         ),
         (LoraplexError, EngineError),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "management_body",
@@ -403,7 +390,7 @@ GATEWAY_TARGETS = (
             b'\x0c{"model": "llama-3.1-8b", "gpu": "24GiB", "adapters": [{"count": 40, "rank": 16}]}',
         ),
         (LoraplexError, EngineError),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "gateway_query",
@@ -431,14 +418,14 @@ GATEWAY_TARGETS = (
         fuzz_client_answer,
         (b'{"error": {"message": "m", "code": "c", "param": null}}', b'{"epoch": 1, "adapters": [], "bases": []}'),
         (ClientError,),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "redis_answer",
         fuzz_redis,
         (b"[0, 1000, [[5, 1, 2, 3]]]", b"[1, 1000, 0, 5, [[1, 2, 3, 4]]]", b'["1", "2"]', b"[3, 1]", b'[2, "b", 5]'),
         (MeterError, BusError),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "dns_answer",
@@ -451,7 +438,7 @@ GATEWAY_TARGETS = (
         fuzz_pools,
         (b'{"main": {"base": "tiny", "engines": ["http://e:8100", "dns+http://n:1"], "pin": ["a", {"model": "b"}]}}',),
         (LoraplexError,),
-        words=(*_JSON_WORDS, b"http://", b"[::1]:99999"),
+        words=(*JSON_WORDS, b"http://", b"[::1]:99999"),
     ),
     Target(
         "settings",
@@ -465,14 +452,14 @@ GATEWAY_TARGETS = (
         fuzz_trace,
         (b'{"timestamp": 1, "prompt_tokens": 5, "max_tokens": 1}\n{"timestamp": 0.5, "prompt": "a", "max_tokens": 2}',),
         (BenchError,),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
-    Target("plan_config", fuzz_plan_config, (_CONFIG,), (LoraplexError,), words=_JSON_WORDS),
+    Target("plan_config", fuzz_plan_config, (_CONFIG,), (LoraplexError,), words=JSON_WORDS),
     Target(
         "backup_manifest",
         fuzz_backup,
         (_MANIFEST,),
         (BackupError,),
-        words=(*_JSON_WORDS, b"objects/sha256/", b"../", b"bases/a/b"),
+        words=(*JSON_WORDS, b"objects/sha256/", b"../", b"bases/a/b"),
     ),
 )

@@ -12,35 +12,17 @@ import httptools
 import msgspec
 import uvicorn
 
-from fuzz_target import Target, run_async
+from fuzz_target import JSON_WORDS, Target, run_async
 from loraplex.bench.connection import Connection
 from loraplex.bench.outcome import Outcome
 from loraplex.fleet.view import read_full_replica, read_replica
 from loraplex.gateway.problem import find_code
-from loraplex.gateway.routes import escalations, keys, tenants
-from loraplex.plan.spec import PlanSpec
 from loraplex_engine.errors import ReplicaFailedError
 from loraplex_engine.wire.client import EngineAnswer
 from loraplex_engine.wire.stream import HttpStream
 from loraplex_registry.http.hardened import is_plain
 from loraplex_registry.http.protocol import BoundedProtocol
 from loraplex_registry.http.server import build_config
-
-_BODIES: tuple[type, ...] = (
-    tenants.TenantCreate,
-    tenants.TenantPatch,
-    keys.KeyCreate,
-    keys.KeyPatch,
-    keys.KeyRotate,
-    escalations.EscalationOpen,
-    escalations.EscalationApprove,
-    escalations.EscalationReject,
-    escalations.EscalationRegister,
-    escalations.EscalationActivate,
-    escalations.EscalationExtend,
-    escalations.EscalationReason,
-    PlanSpec,
-)
 
 
 class Transport(asyncio.Transport):
@@ -263,7 +245,6 @@ _STATE = b"""{"is_ready": true, "model": {"fingerprint": "f", "weights_digest": 
 [{"digest": "sha256:a", "state": "READY", "pins": 1}], "waiting": 1, "running": 2, "failed": {"d": {"message": "m"}},
 "harmful": {}}"""
 
-_JSON_WORDS = (b'":', b'","', b"null", b"{}", b"[]", b"1e400", b"\\u0000")
 HTTP_TARGETS = (
     Target(
         "http_request",
@@ -284,6 +265,6 @@ HTTP_TARGETS = (
         (ReplicaFailedError,),
         words=(*_HTTP_WORDS, b"\n\n", b"data: ", b"event: loraplex.done", b"HTTP/1.1 101 x", b"HTTP/1.1 100 x\r\n\r\n"),
     ),
-    Target("engine_state", fuzz_engine_state, (_STATE, b"{}"), words=_JSON_WORDS),
+    Target("engine_state", fuzz_engine_state, (_STATE, b"{}"), words=JSON_WORDS),
     Target("bench_stream", fuzz_bench_stream, (_STREAM, _REFUSED), words=_HTTP_WORDS),
 )

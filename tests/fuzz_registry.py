@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from litestar import Request
 
-from fuzz_target import Target, run_async, try_each
+from fuzz_target import JSON_WORDS, Target, run_async, try_each
 from loraplex_registry.adapters.page import parse_number
 from loraplex_registry.adapters.tenant import TenantRef
 from loraplex_registry.api.adapters import AdapterPatch
@@ -241,7 +241,6 @@ _NEW_BASE = {
     "modules": {"m": [1, 2], "n": {"out_features": 1, "in_features": 2}},
     "vocab_size": 9,
 }
-_JSON_WORDS = (b'":', b'","', b"null", b"{}", b"[]", b"1e400", b"\\u0000")
 REGISTRY_TARGETS = (
     Target(
         "multipart",
@@ -270,7 +269,7 @@ REGISTRY_TARGETS = (
             b"\x03" + json.dumps(_ANNOUNCED).encode(),
         ),
         (RegistryError,),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "identity_token",
@@ -295,7 +294,7 @@ REGISTRY_TARGETS = (
             b'{"jti": "r", "aud": ["engine"], "iat": 1, "exp": 1e999}',
         ),
         (TokenError,),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "artifact_manifest",
@@ -311,7 +310,7 @@ REGISTRY_TARGETS = (
             ).encode(),
         ),
         (ArtifactError,),
-        words=_JSON_WORDS,
+        words=JSON_WORDS,
     ),
     Target(
         "s3_answer",

@@ -35,6 +35,19 @@ _WORDS = (
     b"\xff",
     b"\r\n",
 )
+JSON_WORDS = (
+    b'":',
+    b'","',
+    b"null",
+    b"{}",
+    b"[]",
+    b"1e400",
+    b"\\u0000",
+    b"\\ud800",
+    b"9" * 40,
+    b"2999-01-01T00:00:00Z",
+)
+"""What mutations put into JSON."""
 KILLED_BY_LIMIT = (signal.SIGVTALRM, signal.SIGALRM, signal.SIGXCPU, signal.SIGKILL)
 """How the kernel ends a task that takes more than it may."""
 

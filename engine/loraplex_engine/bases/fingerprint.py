@@ -89,12 +89,15 @@ def digest_tokenizer(folder: Path, vocab_size: int) -> str:
     if not path.exists():
         raise BaseUnsupportedError(f"There is no tokenizer.json in {folder}; save the fast tokenizer beside the model.")
     try:
-        content = json.loads(path.read_bytes())
-        model, added = content["model"], content.get("added_tokens") or []
-        vocab = model["vocab"]
-    except (ValueError, KeyError, TypeError):
+        return _digest_tokenizer(path, vocab_size)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise BaseUnsupportedError(f"{path} is not a tokenizer of the `tokenizers` library.") from None
-    entries = _vocabulary(vocab, added)
+
+
+def _digest_tokenizer(path: Path, vocab_size: int) -> str:
+    content = json.loads(path.read_bytes())
+    model, added = content["model"], content.get("added_tokens") or []
+    entries = _vocabulary(model["vocab"], added)
     if entries and max(index for _, index in entries) >= vocab_size:
         raise BaseUnsupportedError(f"{path} has more tokens than the embedding, which has {vocab_size} rows.")
     merges = [pair if isinstance(pair, list) else pair.split(" ", 1) for pair in model.get("merges") or []]

@@ -181,6 +181,8 @@ def load_config(folder: Path) -> ModelConfig:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
+        # half of a character is no text, and no message could quote it
+        json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise BaseUnsupportedError(f"{path} is not JSON.") from None
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import jinja2
 import msgspec
@@ -18,7 +18,7 @@ from loraplex_engine.errors import BaseUnsupportedError, InvalidRequestError
 from loraplex_engine.server.chat_template import ChatTemplate, compile_template
 from loraplex_engine.server.sandbox.client import Sandbox
 from loraplex_engine.server.template import Template
-from loraplex_engine.server.tokenizer import Tokenizer
+from loraplex_engine.server.tokenizer import Tokenizer, read_json_object
 
 _MAX_TEMPLATES = 256
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"
@@ -51,7 +51,7 @@ class TemplateLibrary:
         self._tokenizer = tokenizer
         self._sandbox = sandbox
         self._files = files
-        self._base = {name: self._build_base(source) for name, source in _read_sources(tokenizer.folder).items()}
+        self._base = {name: self._build_base(source) for name, source in read_sources(tokenizer.folder).items()}
         self._found: OrderedDict[str, Template | None] = OrderedDict()
         self._searches: dict[str, asyncio.Task[Template | None]] = {}
 
@@ -130,15 +130,17 @@ class TemplateLibrary:
         return Template(source, compiled.facts, compiled.dump(), self._tokenizer, self._sandbox, here)
 
 
-def _read_sources(folder: Path) -> dict[str, str]:
-    """Return the base's templates by name, as transformers finds them: files go before `tokenizer_config.json`."""
+def read_sources(folder: Path) -> dict[str, str]:
+    """Return the base's templates by name, as transformers finds them: files go before `tokenizer_config.json`.
+
+    Raises:
+        BaseUnsupportedError: One of them cannot be read.
+    """
     file = folder / "chat_template.jinja"
     if file.exists():
         more = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
-        return {name: path.read_text(encoding="utf-8") for name, path in (more | {_DEFAULT: file}).items()}
-    path = folder / "tokenizer_config.json"
-    config: dict[str, Any] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-    source = config.get("chat_template")
+        return {name: _read_text(path) for name, path in (more | {_DEFAULT: file}).items()}
+    source = read_json_object(folder / "tokenizer_config.json").get("chat_template")
     if source is None:
         return {}
     if isinstance(source, str):
@@ -151,6 +153,13 @@ def _read_sources(folder: Path) -> dict[str, str]:
     if _DEFAULT not in sources:
         raise BaseUnsupportedError("The base's chat template is neither text nor a list with a `default`.")
     return sources
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BaseUnsupportedError(f"{path} is not UTF-8.") from None
 
 
 class _NamedTemplate(msgspec.Struct):

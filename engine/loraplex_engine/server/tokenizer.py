@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from loraplex_engine.errors import InvalidRequestError
+from loraplex_engine.errors import BaseUnsupportedError, InvalidRequestError
 from loraplex_engine.server.control_token import build_pattern
 from loraplex_engine.token_table import TokenTable, build_token_table
+from loraplex_registry.peft.unreadable import UNREADABLE
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # a normaliser may make text shorter (composed characters): at most by this factor
@@ -27,17 +28,29 @@ class Tokenizer:
     """Encodes prompts for one base."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the tokenizer of the base in `folder`.
+
+        Raises:
+            BaseUnsupportedError: A file of it is damaged, or is no tokenizer that can be served.
+            OSError: It cannot be read.
+        """
         self.folder = folder
-        text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-        parsed = msgspec.json.decode(text)
-        config = _read_json(folder / "tokenizer_config.json")
-        self.special_tokens = _named_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        path = folder / "tokenizer.json"
+        content = path.read_bytes()
+        config = read_json_object(folder / "tokenizer_config.json")
+        self.special_tokens = _named_tokens(config, read_json_object(folder / "special_tokens_map.json"))
         """Their names (`bos_token` and so on) and texts."""
-        self._tokenizer = _build_tokenizer(text, self.special_tokens)
+        try:
+            self._tokenizer = _build_tokenizer(content.decode(), self.special_tokens)
+            self.table: TokenTable = build_token_table(msgspec.json.decode(content))
+            self._newline_ids = self._encode("\n")
+        except BaseUnsupportedError:
+            raise
+        # the library has no error of its own for what it cannot read
+        except Exception as error:
+            raise BaseUnsupportedError(f"{path} is not a tokenizer that can be read: {error}.") from error
         self.special = build_pattern(self._control_tokens(lambda _: False))
         """Matches the special tokens."""
-        self.table: TokenTable = build_token_table(parsed)
-        self._newline_ids = self._encode("\n")
         shrink = _NORMALISER_SHRINKS if self._tokenizer.normalizer is not None else 1
         self._most_bytes_per_token = self.table.longest_token_bytes * shrink
 
@@ -122,20 +135,30 @@ class Tokenizer:
         ]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return what a file of a base holds, nothing if it is not there.
+
+    Raises:
+        BaseUnsupportedError: It is no JSON object.
+    """
     if not path.exists():
         return {}
-    parsed: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    return parsed
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except UNREADABLE:
+        raise BaseUnsupportedError(f"{path} is not a JSON object.") from None
 
 
 def _named_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, str]:
     found = {name: config.get(name) or legacy.get(name) for name in _NAMED_TOKENS}
-    return {
-        name: value["content"] if isinstance(value, dict) else str(value)
-        for name, value in found.items()
-        if value is not None
-    }
+    named: dict[str, str] = {}
+    for name, value in found.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[name] = text
+        elif value is not None:
+            raise BaseUnsupportedError(f"The base's tokenizer names its {name} by something else than text.")
+    return named
 
 
 def _build_tokenizer(text: str, named: Mapping[str, str]) -> tokenizers.Tokenizer:

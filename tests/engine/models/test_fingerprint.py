@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loraplex_engine.bases.fingerprint import build_spec, compute_fingerprint
+from loraplex_engine.bases.fingerprint import build_spec, compute_fingerprint, digest_tokenizer
 from loraplex_engine.errors import BaseUnsupportedError
 from loraplex_engine.models.config import ModelConfig
 from loraplex_registry.peft.spec import BaseSpec
@@ -108,3 +108,24 @@ def test_a_folder_without_tokenizer_is_refused(base: Path) -> None:
     (base / "tokenizer.json").unlink()
     with pytest.raises(BaseUnsupportedError, match=r"tokenizer\.json"):
         spec_of(base)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b'{"model": []}',
+        b'{"model": {"vocab": [1]}}',
+        b'{"model": {"vocab": {"a": "b", "c": 1}}}',
+        b'{"model": {"vocab": {"a": 0}, "merges": [1]}}',
+        b'{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}',
+        b'{"model": {"vocab": {"\\ud800": 0}}}',
+    ],
+    ids=range(9),
+)
+def test_what_is_no_tokenizer_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(BaseUnsupportedError, match=r"tokenizer\.json is not a tokenizer"):
+        digest_tokenizer(tmp_path, 64)

@@ -7,8 +7,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from chats import read_ids, reference_ids
-from loraplex_engine.errors import InvalidRequestError
+from loraplex_engine.errors import BaseUnsupportedError, InvalidRequestError
 from loraplex_engine.server.detokenizer import Detokenizer
+from loraplex_engine.server.template_library import read_sources
 from loraplex_engine.server.tokenizer import Tokenizer
 from toy_tokenizers import LLAMA, TEXT, write_byte_level, write_sentencepiece
 
@@ -128,3 +129,44 @@ def test_a_completion_keeps_its_leading_space(tmp_path: Path) -> None:
         "".join(map(Detokenizer(backend.table, strips_leading_space=strips).push, ids)) for strips in (False, True)
     ]
     assert texts == [" the", "the"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer.json", b"", "tokenizer.json is not a tokenizer"),
+        ("tokenizer.json", b"\xff", "tokenizer.json is not a tokenizer"),
+        ("tokenizer.json", b"[]", "tokenizer.json is not a tokenizer"),
+        ("tokenizer.json", b"[" * 100_000, "tokenizer.json is not a tokenizer"),
+        (
+            "tokenizer.json",
+            b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
+            "decoder that is not served",
+        ),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json is not a JSON object"),
+        ("tokenizer_config.json", b'{"x":' + b"[" * 100_000, "tokenizer_config.json is not a JSON object"),
+        ("tokenizer_config.json", b'{"bos_token": {"id": 1}}', "names its bos_token by something else than text"),
+        ("special_tokens_map.json", b"{", "special_tokens_map.json is not a JSON object"),
+    ],
+    ids=range(9),
+)
+def test_a_damaged_tokenizer_is_refused_by_the_name_of_its_file(
+    tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
+    folder = write_byte_level(tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(BaseUnsupportedError, match=says):
+        Tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("chat_template.jinja", b"\xff"), ("tokenizer_config.json", b"[]")],
+    ids=["template", "config"],
+)
+def test_a_damaged_template_of_a_base_is_refused_by_the_name_of_its_file(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BaseUnsupportedError, match=name):
+        read_sources(tmp_path)
