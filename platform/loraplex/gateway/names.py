@@ -16,6 +16,9 @@ from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta
 FetchDelta = Callable[[int], Awaitable[NamesDelta]]
 LIVE = "live"
 _REFRESH_TIMEOUT_S = 2.0
+"""For a request that waits for it."""
+_FIRST_TIMEOUT_S = 30.0
+"""For a gateway that starts: it reads everything, and nobody waits but whoever started it."""
 _CALLABLE = ("validating", "ready", "quarantined")
 
 
@@ -56,7 +59,7 @@ class NameIndex:
         if self._epoch >= self._current_epoch() and self.is_loaded:
             return
         try:
-            async with asyncio.timeout(_REFRESH_TIMEOUT_S), self._lock:
+            async with asyncio.timeout(_REFRESH_TIMEOUT_S if self.is_loaded else _FIRST_TIMEOUT_S), self._lock:
                 if self._epoch < self._current_epoch() or not self.is_loaded:
                     self._take(await self._fetch(max(self._epoch, 0)))
         except TimeoutError as error:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Any
 
 import msgspec
 import pytest
 
-from loraplex.errors import AdapterLoadingError, AdapterQuarantinedError, AdapterRetiredError, ModelNotFoundError
+from loraplex.errors import (
+    AdapterLoadingError,
+    AdapterQuarantinedError,
+    AdapterRetiredError,
+    ModelNotFoundError,
+    UnavailableError,
+)
 from loraplex.gateway.names import NameIndex
 from loraplex.gateway.resolution import Caller, Resolved, canary_bucket, find_listed, find_part, resolve
 from loraplex_registry.wire.adapter import AdapterName, BaseName, NamesDelta, Target, VersionName
@@ -324,6 +331,29 @@ async def test_a_request_after_a_change_sees_it_and_one_fetch_serves_many() -> N
     await index.ensure_fresh()
     await index.ensure_fresh()
     assert fetched == [0, 5]
+
+
+async def test_only_the_first_reading_of_all_names_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch(since: int) -> NamesDelta:
+        await asyncio.sleep(takes_s)
+        return NamesDelta(epoch=epoch, adapters=(adapter(),), bases=())
+
+    epoch, takes_s = 5, 0.2
+    index = NameIndex(fetch, lambda: epoch, find_tenant_id)
+    monkeypatch.setattr("loraplex.gateway.names._REFRESH_TIMEOUT_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr("loraplex.gateway.names._FIRST_TIMEOUT_S", 0.05)
+        with pytest.raises(UnavailableError, match="in time"):
+            await index.ensure_fresh()
+    assert not index.is_loaded
+    await index.ensure_fresh()
+    assert index.is_loaded
+    # an old name is not served instead
+    epoch = 6
+    with pytest.raises(UnavailableError, match="in time"):
+        await index.ensure_fresh()
+    takes_s = 0.0
+    await index.ensure_fresh()
 
 
 @pytest.mark.parametrize(
