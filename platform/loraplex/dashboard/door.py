@@ -7,6 +7,8 @@ this host: the browser says so in `Origin`.
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
@@ -18,8 +20,8 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from loraplex.dashboard.cookie import build_cookie, read_cookie
 from loraplex.dashboard.page import Pages
 from loraplex.dashboard.session import Session, Sessions
-from loraplex.dashboard.visit import SESSION, TOKEN, called, wants_json
-from loraplex.errors import AuthenticationError, LoraplexError, PermissionDeniedError
+from loraplex.dashboard.visit import SESSION, TOKEN, called, get_address, wants_json
+from loraplex.errors import AuthenticationError, LoraplexError, PermissionDeniedError, UnavailableError
 from loraplex.gateway.authentication import Authenticator
 from loraplex_registry.wire.identity import Identity
 
@@ -30,6 +32,7 @@ _SAFE = ("GET", "HEAD")
 _ENDED = "Your session has ended; log in again."
 _NO_SESSION = "Log in to see this page."
 _STREAMS = "/ui/live/"
+_MAX_FACES = 1000
 
 
 class SessionDoor(ASGIMiddleware):
@@ -46,6 +49,8 @@ class SessionDoor(ASGIMiddleware):
         self._authenticator = authenticator
         self._freshen_keys = freshen_keys
         self._pages = pages
+        self._faces: OrderedDict[bytes, Identity] = OrderedDict()
+        """Who was behind a token last, for the frame of a page that says that nobody can tell now; it opens nothing."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Let a request in, or answer it."""
@@ -91,20 +96,33 @@ class SessionDoor(ASGIMiddleware):
         token = read_cookie(host, scheme, request.headers.get("cookie", ""))
         if token is None:
             return self._bounce(request) or _send_to_login(request, _NO_SESSION)
-        is_use = not request.url.path.startswith(_STREAMS)
-        found = await self.find(token, request.state.request_id, is_use=is_use)
+        is_use, face = not request.url.path.startswith(_STREAMS), hashlib.sha256(token.encode()).digest()
+        try:
+            found = await self.find(token, request.state.request_id, is_use=is_use)
+        except UnavailableError:
+            if face in self._faces:
+                request.state.identity = self._faces[face]
+            raise
         if found is None:
+            self._faces.pop(face, None)
             return _send_to_login(request, _ENDED, build_cookie(host, scheme, "", 0))
         request.state[SESSION], request.state.identity = found
         request.state[TOKEN] = token
+        self._remember(face, found[1])
         return None
+
+    def _remember(self, face: bytes, identity: Identity) -> None:
+        self._faces[face] = identity
+        self._faces.move_to_end(face)
+        while len(self._faces) > _MAX_FACES:
+            self._faces.popitem(last=False)
 
     def _bounce(self, request: Request[Any, Any, Any]) -> Response[Any] | None:
         """Browsers keep a strict cookie back when a link of another site leads here; they send it if we lead here."""
         is_followed = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if request.method not in _SAFE or not is_followed or request.headers.get("sec-fetch-mode") != "navigate":
             return None
-        return self._pages.show_bare(request, "bounce.html", address=_address(request))
+        return self._pages.show_bare(request, "bounce.html", address=get_address(request))
 
 
 def check_origin(origin: str | None, host: str) -> None:
@@ -125,10 +143,5 @@ def _send_to_login(request: Request[Any, Any, Any], reason: str, cookie: str | N
         problem = {"message": reason, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
         return Response({"error": problem}, status_code=401, headers=headers | {"hx-redirect": LOGIN})
     ended = "&ended=1" if reason is _ENDED else ""
-    location = f"{LOGIN}?next={quote(_address(request), safe='/')}{ended}"
+    location = f"{LOGIN}?next={quote(get_address(request), safe='/')}{ended}"
     return Response(b"", status_code=303, headers=headers | {"location": location})
-
-
-def _address(request: Request[Any, Any, Any]) -> str:
-    query = request.scope["query_string"].decode("latin-1")
-    return request.url.path + (f"?{query}" if query else "")

@@ -18,6 +18,7 @@ from loraplex.dashboard.door import SessionDoor
 from loraplex.dashboard.visit import Visit
 from loraplex.errors import LoraplexError, UnavailableError
 from loraplex.gateway.drain import Drain
+from loraplex.gateway.problem import describe
 from loraplex_registry.wire.identity import Identity
 
 MAX_PER_SESSION = 4
@@ -121,8 +122,8 @@ class Streams:
 async def _make(make: Make, identity: Identity) -> Sequence[Event]:
     try:
         return [Event(PROBLEM, ""), *await make(identity)]
-    except LoraplexError as error:
-        return [Event(PROBLEM, error.message)]
+    except Exception as error:  # noqa: BLE001 - the registry's errors are of another tree, and a page outlives them all
+        return [Event(PROBLEM, describe(error).message)]
 
 
 async def _wait(moved: asyncio.Event, wait_s: float) -> bool:

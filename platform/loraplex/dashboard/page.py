@@ -15,7 +15,7 @@ from litestar import Request, Response
 from loraplex.dashboard.asset import Assets
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.shown import FILTERS
-from loraplex.dashboard.visit import find_identity, wants_json
+from loraplex.dashboard.visit import find_identity, get_address, wants_json
 from loraplex.gateway.problem import describe
 from loraplex.version import __version__
 
@@ -75,7 +75,13 @@ class Pages:
             return Response(
                 problem.encode(), status_code=problem.status, headers=headers, media_type="application/json"
             )
-        request_id = request.scope["state"].get("request_id", "")
+        again = get_address(request) if request.method == "GET" else None
         return self.show(
-            request, "error.html", problem.status, problem.all_headers, problem=problem, request_id=request_id
+            request,
+            "error.html",
+            problem.status,
+            problem.all_headers,
+            problem=problem,
+            request_id=request.scope["state"].get("request_id", ""),
+            again=again if problem.status == 429 or problem.status >= 500 else None,
         )

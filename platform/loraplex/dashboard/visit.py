@@ -27,6 +27,12 @@ def called(request: Request[Any, Any, Any]) -> tuple[str, str]:
     return request.headers.get("host", ""), request.scope["scheme"]
 
 
+def get_address(request: Request[Any, Any, Any]) -> str:
+    """Return what was asked for: the path and what stands behind it."""
+    query = request.scope["query_string"].decode("latin-1")
+    return request.url.path + (f"?{query}" if query else "")
+
+
 def get_visit(request: Request[Any, Any, Any]) -> Visit:
     """Return who asks; only for routes behind the door."""
     return Visit(request.state.identity, request.state[SESSION], request.state[TOKEN])

@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from dashboard_world import Browser, find_unsafe, read_text
 from gateway_world import ADMIN_KEY, GatewayWorld, check_error, enclosed_world
 from loraplex.dashboard.asset import Assets
+from loraplex.dashboard.session import Sessions
 from loraplex.db.tables import dashboard_session
+from loraplex.errors import UnavailableError
 from loraplex.settings import read_networks
 
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -292,6 +294,33 @@ class TestPages:
         assert response.headers["x-request-id"] in response.text
         check_error(await browser.get("/ui/nothing", hx_request="true"), 404, "not_found")
         assert (await browser.post("/ui/")).status_code == 405
+
+    async def test_without_a_database_who_was_inside_keeps_the_menu_and_nobody_gets_in(
+        self, browser: Browser, world: GatewayWorld, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await browser.log_in()
+        await browser.get("/ui/")
+        stranger = Browser(world)
+        stranger.cookie = "__Host-loraplex=" + "x" * 43
+
+        async def refuse(*_: object, **__: object) -> None:
+            raise UnavailableError("The database does not answer; try again shortly.")
+
+        monkeypatch.setattr(Sessions, "find", refuse)
+        monkeypatch.setattr(Sessions, "open", refuse)
+        page = await browser.get("/ui/audit?actor=ada")
+        assert page.status_code == 503
+        assert "The database does not answer; try again shortly." in read_text(page.text)
+        assert 'href="/ui/audit?actor=ada">Try again' in page.text
+        assert 'href="/ui/limits"' in page.text
+        assert "session.opened" not in page.text
+        bare = await stranger.get("/ui/audit")
+        assert (bare.status_code, 'href="/ui/limits"' in bare.text) == (503, False)
+        assert 'href="/ui/audit">Try again' in bare.text
+        login = await Browser(world).log_in()
+        assert (login.status_code, "set-cookie" in login.headers) == (503, False)
+        assert 'name="key"' in login.text
+        assert "The database does not answer" in read_text(login.text)
 
     async def test_names_are_shown_as_text(self, world: GatewayWorld, browser: Browser) -> None:
         payload = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"

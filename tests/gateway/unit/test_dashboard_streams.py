@@ -16,6 +16,7 @@ from loraplex.dashboard.session import Session
 from loraplex.dashboard.visit import Visit
 from loraplex.errors import UnavailableError
 from loraplex.gateway.drain import Drain
+from loraplex_registry.errors import StoreUnavailableError
 from loraplex_registry.wire.identity import Identity
 
 WHO = Identity(role="admin", tenant_id=None, tenant=None, scopes=(), key_id="key_1", actor="ada", request_id="req_1")
@@ -134,6 +135,19 @@ async def test_what_cannot_be_read_is_said_and_read_again(streams: Streams, visi
 
     stream = begin(streams, visit, make)
     assert await take(stream, "problem") == "The database does not answer; try again shortly."
+    assert await take(stream, "problem") == ""
+
+
+async def test_it_outlives_what_another_part_cannot_read(streams: Streams, visit: Visit) -> None:
+    fails = iter([True, False])
+
+    async def make(_: Identity) -> Sequence[Event]:
+        if next(fails, False):
+            raise StoreUnavailableError("The store does not answer.")
+        return []
+
+    stream = begin(streams, visit, make)
+    assert await take(stream, "problem") == "The store does not answer."
     assert await take(stream, "problem") == ""
 
 

@@ -14,7 +14,7 @@ from loraplex.dashboard.cookie import build_cookie
 from loraplex.dashboard.page import Pages
 from loraplex.dashboard.session import LIFE, Sessions
 from loraplex.dashboard.visit import called, get_visit
-from loraplex.errors import AuthenticationError, LoraplexError, NotFoundError, TenantSuspendedError
+from loraplex.errors import AuthenticationError, LoraplexError, NotFoundError, TenantSuspendedError, UnavailableError
 from loraplex.gateway.authentication import Authenticator
 from loraplex.gateway.tries import TryLimit
 from loraplex_registry.wire.identity import Identity
@@ -47,6 +47,29 @@ def build_entrance(
             return Response(asset.content, headers=headers, media_type=asset.media_type)
         return Response(asset.packed, headers=headers | {"content-encoding": "gzip"}, media_type=asset.media_type)
 
+    @post("/ui/logout", status_code=303)
+    async def log_out(request: Request[Any, Any, Any]) -> Response[bytes]:
+        visit = get_visit(request)
+        await sessions.close(visit.session, visit.identity)
+        cookie = build_cookie(*called(request), "", 0)
+        headers = {"location": _LOGIN, "set-cookie": cookie}
+        return Response(b"", status_code=303, headers=headers)
+
+    @get("/ui/{rest:path}")
+    async def refuse() -> None:
+        raise NotFoundError("There is no such page; the menu shows those that there are.")
+
+    login = _build_login(authenticator, freshen_keys, sessions, limit, pages)
+    return [go_home, send_asset, *login, log_out, refuse]
+
+
+def _build_login(
+    authenticator: Authenticator,
+    freshen_keys: Callable[[], Awaitable[None]],
+    sessions: Sessions,
+    limit: TryLimit,
+    pages: Pages,
+) -> list[Any]:
     @get(_LOGIN)
     async def show_login(request: Request[Any, Any, Any]) -> Response[str]:
         notice = "Your session has ended." if "ended" in request.query_params else None
@@ -60,30 +83,19 @@ def build_entrance(
             problem = f"Too many tries: {limit.max_tries} a minute are allowed. Try again in {wait_s} s."
             headers = {"retry-after": str(wait_s)}
             return _show_login(request, pages, _read(form, "next"), 429, problem=problem, headers=headers)
-        await freshen_keys()
         try:
-            identity = _identify(authenticator, key, request)
+            await freshen_keys()
+            token = await sessions.open(_identify(authenticator, key, request))
+        except UnavailableError as error:
+            return _show_login(request, pages, _read(form, "next"), 503, problem=error.message)
         except LoraplexError as error:
             await limit.note_failure(address, key)
             return _show_login(request, pages, _read(form, "next"), 401, problem=error.message)
-        token = await sessions.open(identity)
         cookie = build_cookie(*called(request), token, int(LIFE.total_seconds()))
         location = _check_next(_read(form, "next"))
         return Response(b"", status_code=303, headers={"location": location, "set-cookie": cookie})
 
-    @post("/ui/logout", status_code=303)
-    async def log_out(request: Request[Any, Any, Any]) -> Response[bytes]:
-        visit = get_visit(request)
-        await sessions.close(visit.session, visit.identity)
-        cookie = build_cookie(*called(request), "", 0)
-        headers = {"location": _LOGIN, "set-cookie": cookie}
-        return Response(b"", status_code=303, headers=headers)
-
-    @get("/ui/{rest:path}")
-    async def refuse() -> None:
-        raise NotFoundError("There is no such page; the menu shows those that there are.")
-
-    return [go_home, send_asset, show_login, log_in, log_out, refuse]
+    return [show_login, log_in]
 
 
 def _identify(authenticator: Authenticator, key: str, request: Request[Any, Any, Any]) -> Identity:

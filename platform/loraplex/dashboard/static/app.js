@@ -75,10 +75,41 @@ document.addEventListener("mouseover", (event) => {
   const time = event.target.closest?.("time[datetime]");
   if (time) tellAge(time);
 });
-document.body.addEventListener("htmx:responseError", (event) => {
-  const { status, responseText } = event.detail.xhr;
-  showToast(explain(responseText, status), "bad");
-});
-document.body.addEventListener("htmx:sendError", () => showToast(explain("", 0), "bad"));
+// A part that could not be read says so where it would be, and offers to try again.
+function tellFailed({ detail }) {
+  const { elt, target, requestConfig, xhr } = detail;
+  const text = explain(xhr.responseText, xhr.status);
+  if (requestConfig?.verb !== "get" || !target || target.matches("dialog")) return showToast(text, "bad");
+  tellRead();
+  const notice = document.createElement("div");
+  notice.className = "notice bad";
+  notice.dataset.failed = "";
+  notice.setAttribute("role", "alert");
+  const message = document.createElement("p");
+  message.textContent = target.id !== "main" && target.textContent.trim() ? `${text} What stands below was found before.` : text;
+  const row = document.createElement("p");
+  row.className = "row";
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "button small-button";
+  button.textContent = "Try again";
+  button.addEventListener("click", () => {
+    const found = target.isConnected ? target : document.getElementById(target.id);
+    const told = (name) => elt.getAttribute?.(name) ?? undefined;
+    window.htmx.ajax("GET", requestConfig.path, { source: elt.isConnected ? elt : found, target: found, swap: told("hx-swap"), select: told("hx-select") });
+  });
+  row.append(button);
+  notice.append(message, row);
+  if (target.id === "main") target.prepend(notice);
+  else target.before(notice);
+}
+
+function tellRead() {
+  document.querySelectorAll("[data-failed]").forEach((one) => one.remove());
+}
+
+document.body.addEventListener("htmx:responseError", tellFailed);
+document.body.addEventListener("htmx:sendError", tellFailed);
+document.body.addEventListener("htmx:afterSwap", tellRead);
 // A header `HX-Trigger: {"toast": {"text": ..., "tone": ...}}` of any answer.
 document.body.addEventListener("toast", (event) => showToast(event.detail.text ?? event.detail.value ?? "", event.detail.tone));

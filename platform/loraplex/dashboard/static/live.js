@@ -2,6 +2,7 @@
 // an event named as an element within it (data-part="NAME") replaces that element's content, which the gateway has
 // escaped. Other events go to `listen`.
 
+const AGAIN_MS = 5000;
 const FOCUSABLE = "a[href], button, summary, [tabindex]";
 const listeners = new Map();
 
@@ -14,6 +15,8 @@ class Live {
     this.root = root;
     this.note = root.querySelector("[data-live-note]");
     this.source = null;
+    this.again = null;
+    this.lagsSince = null;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
     if (!document.hidden) this.open();
   }
@@ -21,14 +24,19 @@ class Live {
   open() {
     if (this.source) return;
     this.source = new EventSource(this.root.dataset.live);
-    this.source.onopen = () => this.say("");
-    this.source.onerror = () => this.say("The gateway does not answer. Figures are of the last answer; trying again.");
+    this.source.onerror = () => {
+      this.lag("Nothing new can be read now.");
+      if (this.source?.readyState !== EventSource.CLOSED) return;
+      // browsers do not ask again where the answer was a refusal
+      this.close();
+      this.again = setTimeout(() => this.open(), AGAIN_MS);
+    };
     this.source.addEventListener("ended", () => location.reload());
     this.source.addEventListener("moved", () => {
       this.close();
       this.say("Other tabs are kept current. Reload this one to follow here.");
     });
-    this.source.addEventListener("problem", (event) => this.say(event.data));
+    this.source.addEventListener("problem", (event) => (event.data ? this.lag(event.data) : this.catchUp()));
     for (const part of this.root.querySelectorAll("[data-part]")) {
       this.source.addEventListener(part.dataset.part, (event) => this.replace(part, event.data));
     }
@@ -37,7 +45,19 @@ class Live {
     }
   }
 
+  // what is shown grows old from now on
+  lag(reason) {
+    this.lagsSince ??= new Date().toISOString().slice(11, 19);
+    this.say(`${reason} What is shown is of ${this.lagsSince} UTC; the page follows again by itself.`);
+  }
+
+  catchUp() {
+    this.lagsSince = null;
+    this.say("");
+  }
+
   close() {
+    clearTimeout(this.again);
     this.source?.close();
     this.source = null;
   }
