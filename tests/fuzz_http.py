@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -16,7 +17,9 @@ from fuzz_target import JSON_WORDS, Target, run_async
 from loraplex.bench.connection import Connection
 from loraplex.bench.outcome import Outcome
 from loraplex.fleet.view import read_full_replica, read_replica
+from loraplex.gateway.forwarded import find_client
 from loraplex.gateway.problem import find_code
+from loraplex.settings import read_networks
 from loraplex_engine.errors import ReplicaFailedError
 from loraplex_engine.wire.client import EngineAnswer
 from loraplex_engine.wire.stream import HttpStream
@@ -134,6 +137,18 @@ def fuzz_path(data: bytes) -> None:
     assert not any(byte < 32 or byte == 127 for byte in once)
 
 
+def fuzz_forwarded(data: bytes) -> None:
+    """A peer and the values of X-Forwarded-For, one a line: a stranger stays who it is."""
+    peer, *values = data.split(b"\n")
+    stranger = peer.decode("latin-1")
+    if not stranger.lower().startswith(("10.", "fd")) and "ffff:" not in stranger.lower():
+        assert find_client(stranger, values, _PROXIES) == stranger
+    found = find_client("10.0.0.1", values, _PROXIES)
+    assert str(ip_address(found)) == found
+    seen = [*values, b"203.0.113.5, 10.9.9.9"]
+    assert find_client("10.0.0.1", seen, _PROXIES) == "203.0.113.5"
+
+
 def _feed(data: bytes, make: Callable[[], Any]) -> Any:
     protocol, size = make(), data[0] + 1 if data else 1
     transport = Transport()
@@ -241,6 +256,8 @@ _HTTP_WORDS = (
     b"Upgrade: h2c\r\nConnection: upgrade",
 )
 
+_PROXIES = read_networks("10.0.0.0/8, fd00:8::/32")
+
 _STATE = b"""{"is_ready": true, "model": {"fingerprint": "f", "weights_digest": "w", "max_lora_rank": 8}, "slots":
 [{"digest": "sha256:a", "state": "READY", "pins": 1}], "waiting": 1, "running": 2, "failed": {"d": {"message": "m"}},
 "harmful": {}}"""
@@ -257,6 +274,16 @@ HTTP_TARGETS = (
         fuzz_path,
         (b"/v1/models/a%2Fb@1", b"/ui/", b"/api/v1/tenants/team-x", b"/a%20b"),
         words=(b"%2f", b"%2e", b"..", b"//", b"%25", b"%5c", b";"),
+    ),
+    Target(
+        "forwarded",
+        fuzz_forwarded,
+        (
+            b"192.0.2.1\n203.0.113.5, 10.0.0.2",
+            b"10.0.0.1\n[2001:db8::1]:443\nfd00:8::1",
+            b"::ffff:10.0.0.1\n10.0.0.2:80",
+        ),
+        words=(b", ", b"10.0.0.3", b"]:1", b"%eth0", b"::ffff:10.0.0.1", b"\n", b"unknown"),
     ),
     Target(
         "engine_stream",
