@@ -307,10 +307,18 @@ class Residency:
         self._trim_host()
 
     def _trim_host(self) -> None:
-        """Drop the least recently used adapters beyond the cap; never the newest, a slot's, or a waiting request's."""
-        kept = {*self._wanted, next(reversed(self._host))}
-        candidates = [digest for digest in self._host if digest not in kept and self.slots.find(digest) is None]
-        for digest in candidates[: max(0, len(self._host) - self._max_host)]:
+        """Drop the least recently used adapters beyond the cap; never a slot's, nor what is waited for and has room.
+
+        Slots and what is waited for may leave no room for the newest, whose request has gone or waits at the end.
+        """
+        excess = len(self._host) - self._max_host
+        if excess <= 0:
+            return
+        loose = [digest for digest in self._host if self.slots.find(digest) is None]
+        room = max(1, self._max_host - (len(self._host) - len(loose)))
+        wanted = [digest for digest in self._wanted if digest in loose] or [next(reversed(self._host))]
+        candidates = [digest for digest in loose if digest not in wanted[:room]]
+        for digest in candidates[:excess]:
             del self._host[digest]
             self.num_host_evictions += 1
 
