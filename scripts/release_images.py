@@ -226,7 +226,9 @@ def run_image(name: str, image: Image, work: Path) -> None:
         shutil.copytree(cache, place)
         run("chown", "-R", USER, folders["/var/cache/loraplex"])
         service = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]["loraplex"]
-        serve(name, image, folders, image.words(*service["command"]), service["healthcheck"]["test"])
+        words, test = image.words(*service["command"]), service["healthcheck"]["test"]
+        # its gateway is healthy before its engine serves
+        serve(name, image, folders, words, test, says="Ctrl-C stops it.")
         serve_engine(image, folders)
 
 
@@ -300,17 +302,23 @@ def serve(
     words: Sequence[str],
     test: Sequence[str],
     env: dict[str, str] | None = None,
+    *,
+    says: str = "",
 ) -> None:
-    """Run a server, wait for its health check, stop it."""
+    """Run a server, wait for its health check and for what it says when all of it serves, stop it."""
     with step(f"{name}: {' '.join(words)}; {' '.join(test[1:])}; SIGTERM") as facts:
         require(test[0] == "CMD", f"the health check is {test}")
         command = build_container(image, folders, words, env)
-        with tempfile.TemporaryFile("w+") as log:
+        with tempfile.NamedTemporaryFile("r+") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd="/")
             try:
                 began_at = time.monotonic()
                 pid = _wait_until_healthy(process, image, test[1:], _READY_S[name])
                 facts.append(f"healthy after {time.monotonic() - began_at:.1f} s")
+                while says not in Path(log.name).read_text(encoding="utf-8"):
+                    is_late = time.monotonic() - began_at > _READY_S[name]
+                    require(not is_late and process.poll() is None, f"it never said: {says}")
+                    time.sleep(0.5)
                 os.kill(pid, signal.SIGTERM)
                 require(process.wait(_STOP_S) == 0, f"it ended with {process.returncode}")
             except (StepError, subprocess.TimeoutExpired) as error:
