@@ -38,7 +38,7 @@ async def test_a_plan_that_makes_no_sense_says_why_and_keeps_what_was_typed(worl
     browser = Browser(world)
     await browser.log_in()
     for query, words in (
-        ("model=nothing&gpu=h100", "is none of"),
+        ("model=nothing&gpu=h100", "There is no such preset"),
         ("model=llama-3.1-8b&gpu=<b>card</b>", "is not known"),
         ("model=llama-3.1-8b&gpu=h100&count=many", "whole number"),
         ("model=llama-3.1-8b&gpu=h100&dtype=int3", "dtype"),

@@ -20,7 +20,7 @@ from loraplex.plan.card import CARD_TO_MIB
 from loraplex.plan.explain import show_size
 from loraplex.plan.figures import Plan
 from loraplex.plan.planner import build_plan
-from loraplex.plan.preset import PRESETS
+from loraplex.plan.preset import PRESETS, find_preset
 from loraplex.plan.spec import PlanSpec
 
 _FORTY = {"model": "llama-3.1-8b", "gpu": "h100-80g", "count": "40", "rank": "16", "modules": "attention"}
@@ -29,6 +29,7 @@ _ADVICE_FRESH_S = 60.0
 _NUMBERS = ("max_model_len", "max_num_seqs", "max_loras")
 _CHOICES = ("model", "gpu", "dtype", "kv_cache_dtype")
 _FIELDS = (*_CHOICES, *_NUMBERS, "count", "rank", "modules")
+_PARAM_TO_FIELD = {"adapters": "count"}
 _MODULES = (
     ("attention", "Attention: q, k, v, o"),
     ("mlp", "MLP: gate, up, down"),
@@ -57,6 +58,7 @@ def build_capacity(desk: Desk) -> Section:
             asked=asked,
             plan=plan,
             problem=problem,
+            wrong=_find_field(problem),
             presets=PRESETS,
             cards=CARD_TO_MIB,
             modules=_MODULES,
@@ -91,8 +93,20 @@ def _build_advice(desk: Desk) -> list[Any]:
     return [show_advice, show_summary]
 
 
+def _find_field(problem: LoraplexError | None) -> str | None:
+    """Return the field of the form that a refusal is about, if it is about one."""
+    param = (problem.param if problem else None) or ""
+    name = _PARAM_TO_FIELD.get(param, param.rpartition(".")[2])
+    return name if name in _FIELDS else None
+
+
 def _read_spec(asked: Mapping[str, str]) -> PlanSpec:
     """Return the question of a form; a field that is empty is as if it were not there."""
+    if "model" in asked and find_preset(asked["model"]) is None:
+        raise InvalidRequestError(
+            "There is no such preset; choose one of the list. loraplex plan takes the config.json of any other model.",
+            param="model",
+        )
     fields: dict[str, Any] = {name: asked[name] for name in _CHOICES if name in asked}
     fields |= {name: _read_count(asked, name) for name in _NUMBERS if name in asked}
     if "count" in asked:
