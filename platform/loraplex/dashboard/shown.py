@@ -61,6 +61,13 @@ def show_percent(ratio: float | None) -> str:
     return NOTHING if ratio is None else f"{ratio * 100:.1f} %"
 
 
+def show_times(count: int | None) -> str:
+    """How often: `once`, `12 times`."""
+    if count is None:
+        return NOTHING
+    return "once" if count == 1 else f"{show_count(count)} times"
+
+
 def show_instant(value: datetime | str | None) -> str:
     """An instant in UTC to the second: `2026-12-31 23:59:59`."""
     found = _read_instant(value)
@@ -108,6 +115,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "size": show_bytes,
     "seconds": show_seconds,
     "percent": show_percent,
+    "times": show_times,
     "instant": show_instant,
     "machine_time": show_machine_time,
     "digest": shorten_digest,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from loraplex.dashboard.shown import show_count, show_percent, show_seconds
+from loraplex.dashboard.shown import show_count, show_percent, show_seconds, show_times
 from loraplex.stats.report import StatsReport
 from loraplex.wire.stats import EngineStats, StatsRow
 from loraplex_registry.wire.adapter import AdapterName, Target
@@ -87,7 +87,7 @@ def find_queue(report: StatsReport, window: str) -> Iterator[Sign]:
 def list_thrash(thrashing: Sequence[Thrash]) -> Iterator[Sign]:
     """Say where adapters push each other out, and which."""
     for one in thrashing:
-        names = ", ".join(f"{name} ({show_count(count)} times)" for name, count in one.loaded[:_MAX_NAMED])
+        names = ", ".join(f"{name} ({show_times(count)})" for name, count in one.loaded[:_MAX_NAMED])
         loaded = f" Loaded most in ten minutes: {names}." if names else ""
         yield Sign(
             tone="warn",

@@ -66,5 +66,10 @@ def test_instants_are_utc() -> None:
     assert shown.show_instant(None) == DASH
 
 
+@pytest.mark.parametrize(("count", "text"), [(0, "0 times"), (1, "once"), (1234, "1,234 times")])
+def test_how_often_is_said_in_words(count: int, text: str) -> None:
+    assert shown.show_times(count) == text
+
+
 def test_what_is_not_known_is_a_dash_everywhere() -> None:
     assert {shown.FILTERS[name](None) for name in shown.FILTERS if name != "machine_time"} == {DASH}
