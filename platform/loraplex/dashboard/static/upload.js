@@ -43,15 +43,15 @@ function take(found) {
     return say("This is no adapter's folder: it holds neither adapter_config.json nor adapter_model.safetensors. Give the folder that PEFT's save_pretrained wrote.");
   }
   const region = add("div", chosen, undefined, "scroll");
-  const table = add("table", region, undefined, "table");
+  const body = add("tbody", add("table", region, undefined, "table"));
   for (const file of files) {
-    const row = add("tr", add("tbody", table));
+    const row = add("tr", body);
     add("th", row, file.name, "wrap").scope = "row";
     add("td", row, size(file.size), "num");
   }
   const total = files.reduce((sum, file) => sum + file.size, 0);
   const left = names.length - files.length;
-  add("p", chosen, `${files.length} files, ${size(total)}.${left ? ` ${left} that no adapter needs stay here.` : ""}`, "small muted");
+  add("p", chosen, `${files.length} ${files.length === 1 ? "file" : "files"}, ${size(total)}.${left ? ` ${left} ${left === 1 ? "other stays" : "others stay"} here: no adapter needs ${left === 1 ? "it" : "them"}.` : ""}`, "small muted");
   if (total > maxBytes) {
     say(`These are ${size(total)}; ${size(maxBytes)} go in one upload here. Use loraplex push, which sends larger ones in parts.`);
     files = [];
