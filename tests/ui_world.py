@@ -158,6 +158,18 @@ def find_violations(page: Any) -> list[str]:
     ]
 
 
+def find_spilt(page: Any) -> list[str]:
+    """Cells of tables whose text runs into the next one."""
+    return list(
+        page.evaluate(
+            """() => [...document.querySelectorAll(".table :is(th, td)")]
+              .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth)
+              .map((one) => one.textContent.trim().slice(0, 60))
+              .slice(0, 5)"""
+        )
+    )
+
+
 def find_overflow(page: Any) -> list[str]:
     """Elements that stick out of the page to the right, but those in a region that scrolls."""
     return list(
@@ -170,6 +182,17 @@ def find_overflow(page: Any) -> list[str]:
                 .map((one) => `${one.tagName}.${one.className} ${one.textContent.trim().slice(0, 60)}`)
                 .slice(0, 5);
             }"""
+        )
+    )
+
+
+def find_cut(page: Any) -> list[str]:
+    """Tables that do not fit into their place, so that a part of them is reached by scrolling alone."""
+    return list(
+        page.evaluate(
+            """() => [...document.querySelectorAll(".scroll")]
+              .filter((one) => one.scrollWidth > one.clientWidth + 1)
+              .map((one) => `${one.getAttribute("aria-label")}: ${one.scrollWidth} > ${one.clientWidth}`)"""
         )
     )
 

@@ -16,6 +16,7 @@ from gateway_world import ADMIN_KEY, GatewayWorld, running_world
 from ui_world import BrowserUnavailable, UiWorld, find_chromium, log_in, running_browser, serving, watch_console
 
 NUM_TENANTS, NUM_ADAPTERS = 40, 400
+MAX_PICTURE_HEIGHT = 3000
 Shoot = Callable[[Any, str], None]
 NewDatabase = Callable[[str], tuple[str, Path]]
 
@@ -90,13 +91,15 @@ def open_page(open_tab: Callable[..., Any], site: UiWorld[GatewayWorld]) -> Call
 
 @pytest.fixture
 def shoot(request: pytest.FixtureRequest) -> Shoot:
-    """Takes a picture of a whole page, where pictures are asked for."""
+    """Takes a picture of a page, of hundreds of rows the first ones, where pictures are asked for."""
     folder: Path | None = request.config.getoption("--shots")
 
     def take(page: Any, name: str) -> None:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             # hiding the caret would put a style into the page, which htmx copies and the page's policy refuses
-            page.screenshot(path=folder / f"{name}.png", full_page=True, caret="initial")
+            size = page.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollHeight]")
+            clip = {"x": 0, "y": 0, "width": size[0], "height": min(size[1], MAX_PICTURE_HEIGHT)}
+            page.screenshot(path=folder / f"{name}.png", full_page=True, clip=clip, caret="initial")
 
     return take

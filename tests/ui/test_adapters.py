@@ -12,7 +12,7 @@ import pytest
 from dashboard_adapters import fill_adapters
 from gateway_world import BASE, GatewayWorld
 from support import write_adapter
-from ui_world import WIDTHS, UiWorld, drop_path, find_overflow, find_violations
+from ui_world import WIDTHS, UiWorld, drop_path, find_cut, find_overflow, find_spilt, find_violations
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 ADDRESS = "/ui/adapters/team-002/support"
@@ -123,7 +123,7 @@ def test_a_good_folder_becomes_a_version(tab: Any, adapters: Site, tmp_path: Pat
     folder = build_folder(adapters, tmp_path / "fresh", 501)
     (folder / "optimizer.pt").write_bytes(b"x")
     tab.set_input_files("#folder", str(folder))
-    tab.get_by_text("1 that no adapter needs stay here").wait_for()
+    tab.get_by_text("1 other stays here").wait_for()
     shoot(tab, "upload-chosen")
     tab.get_by_role("button", name="Upload").click()
     tab.get_by_text("It is live: calls of team-002/fresh").wait_for(timeout=_SHOWN_MS)
@@ -156,7 +156,7 @@ def test_a_dropped_folder_is_checked_only_if_so_asked(tab: Any, adapters: Site, 
     (folder / "trainer_state.json").write_text("{}")
     drop_path(tab, "#drop", folder)
     tab.get_by_text("2 files").wait_for()
-    tab.get_by_text("1 that no adapter needs stay here").wait_for()
+    tab.get_by_text("1 other stays here").wait_for()
     tab.get_by_label("Check only").check()
     tab.get_by_role("button", name="Check", exact=True).click()
     tab.get_by_text("It would be taken as a version of team-002/dropped").wait_for(timeout=_SHOWN_MS)
@@ -236,6 +236,8 @@ def test_no_page_overlaps_or_shuts_anybody_out(tab: Any, adapters: Site, width: 
         tab.goto(adapters.url + path)
         shoot(tab, f"{name}-{width}-{scheme}")
         assert find_overflow(tab) == [], path
+        assert width < WIDTHS[0] or find_cut(tab) == [], path
+        assert find_spilt(tab) == [], path
         if width == WIDTHS[0] or scheme == "light":
             assert find_violations(tab) == [], path
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway_world import ADMIN_KEY, GatewayWorld
 from loraplex.keys.grant import SCOPES
-from ui_world import UiWorld, find_overflow, find_violations, measure_first_paint
+from ui_world import WIDTHS, UiWorld, find_cut, find_overflow, find_spilt, find_violations, measure_first_paint
 
 PAGES = {
     "overview": "/ui/",
@@ -29,7 +29,7 @@ Shoot = Callable[[Any, str], None]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_pages_are_whole_and_usable_for_all(open_page: Open, site: Site, width: int, scheme: str, shoot: Shoot) -> None:
     page = open_page(width, scheme)
     for name, path in PAGES.items():
@@ -37,6 +37,8 @@ def test_pages_are_whole_and_usable_for_all(open_page: Open, site: Site, width: 
         page.wait_for_function("() => !document.getElementById('charts') || document.querySelector('.u-over')")
         shoot(page, f"{name}-{width}-{scheme}")
         assert find_overflow(page) == [], path
+        assert width < WIDTHS[0] or find_cut(page) == [], path
+        assert find_spilt(page) == [], path
         assert find_violations(page) == [], path
 
 

@@ -12,7 +12,8 @@ export function showToast(text, tone = "ok") {
 
 export function explain(text, status) {
   try {
-    return JSON.parse(text).error.message;
+    const { message } = JSON.parse(text).error;
+    return /[.!?]$/.test(message) ? message : `${message}.`;
   } catch {
     return status ? `The gateway answered ${status}.` : "The gateway does not answer.";
   }

@@ -2,8 +2,9 @@
 
 import { listen } from "./live.js";
 
-const HEIGHT = 104;
+const HEIGHT = 112;
 const STEPS = ["--series-1", "--series-2", "--series-3"];
+const WHOLE = [1, 2, 5].flatMap((one) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((ten) => one * ten)).sort((left, right) => left - right);
 const plots = new Map();
 
 const write = {
@@ -61,8 +62,8 @@ class Chart {
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"),
       scales: { y: { range: (_, __, max) => [0, this.limit(max)] } },
       axes: [
-        { ...axis, size: 20, gap: 2, space: 56, values: (_, splits) => splits.map((one) => tellTime(one).slice(0, 5)) },
-        { ...axis, size: 48, gap: 4, space: 28, values: (_, splits) => splits.map((one) => write[this.tile.unit](one)) },
+        { ...axis, size: 24, gap: 8, space: 56, values: (_, splits) => splits.map((one) => tellTime(one).slice(0, 5)) },
+        { ...axis, size: 48, gap: 6, space: 28, ...(tile.unit === "count" ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map((one) => write[this.tile.unit](one)) },
       ],
       series: [{}, ...tile.lines.map((one, index) => ({ label: one.label, stroke: colours[index], width: 1.5, points: { show: at.length < 12, size: 4 } }))],
       hooks: { setCursor: [(plot) => this.say(plot.cursor.idx)] },
@@ -90,6 +91,7 @@ class Chart {
   }
 
   label() {
+    this.place.classList.toggle("no-data", !this.tile.lines.some((one) => one.values.some((value) => value !== null && value !== undefined)));
     this.place.setAttribute("aria-label", `${this.tile.title}: ${this.tile.figures.map(([name, text]) => `${name} ${text}`).join(", ")}`);
   }
 

@@ -2,6 +2,7 @@
 
 import { showToast } from "./app.js";
 
+const SHOWN_DIGEST = "sha256:".length + 12;
 const form = document.getElementById("playground");
 const [go, stop, heard] = ["go", "stop", "heard"].map((id) => document.getElementById(id));
 const panes = [...document.querySelectorAll("[data-pane]")].map((root) => new Pane(root));
@@ -50,7 +51,8 @@ function Pane(root) {
         const { error } = await response.json();
         return this.fail(error.message, error.code);
       }
-      origin.textContent = [told("model"), told("digest"), told("replica")].filter(Boolean).join(" · ");
+      origin.textContent = [told("model"), told("digest")?.slice(0, SHOWN_DIGEST), told("replica")].filter(Boolean).join(" · ");
+      origin.title = told("digest") ?? "";
       for await (const event of readEvents(response.body)) {
         if (event.error) return this.fail(event.error.message, event.error.code);
         if (event.usage) usage = event.usage;
