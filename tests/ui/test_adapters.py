@@ -242,6 +242,13 @@ def test_no_page_overlaps_or_shuts_anybody_out(tab: Any, adapters: Site, width: 
             assert find_violations(tab) == [], path
 
 
+def test_what_is_not_there_is_named_as_it_was_asked_for(tab: Any, adapters: Site) -> None:
+    tab.goto(f"{adapters.url}/ui/adapters/team-005/nothing")
+    tab.locator("main").get_by_text("team-005 has no adapter nothing.", exact=True).wait_for()
+    tab.locator("main").get_by_role("link", name="Adapters").click()
+    tab.get_by_role("heading", name="Adapters").wait_for()
+
+
 def test_a_version_shows_what_its_engine_measured(tab: Any, adapters: Site) -> None:
     tab.goto(f"{adapters.url}{ADDRESS}/versions/1")
     section = tab.get_by_role("region", name="Parity", exact=True)

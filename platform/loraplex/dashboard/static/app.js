@@ -1,12 +1,15 @@
 // What every page can do: menu, theme, dialogs, copying, messages. Text from anywhere goes into the page as text.
 
+const MAX_TOASTS = 3;
 const TOAST_MS = 6000;
 
 export function showToast(text, tone = "ok") {
   const toast = document.createElement("div");
   toast.className = `toast ${["ok", "warn", "bad", "info"].includes(tone) ? tone : ""}`;
   toast.textContent = text;
-  document.getElementById("toasts")?.append(toast);
+  const toasts = document.getElementById("toasts");
+  toasts?.append(toast);
+  while (toasts?.childElementCount > MAX_TOASTS) toasts.firstElementChild.remove();
   setTimeout(() => toast.remove(), tone === "bad" ? 2 * TOAST_MS : TOAST_MS);
 }
 
