@@ -33,3 +33,10 @@ def test_gauges_are_kept_beside_what_processes_hold() -> None:
     (held,) = [one for one in sampler.list_series() if one.kind == "held"]
     assert held.values == (3, 5)
     assert "| KV blocks in use | 3.0 | 5.0 | 5.0 |" in show([held])
+
+
+def test_what_an_engine_keeps_of_requests_is_known() -> None:
+    climb = [60 + 0.1 * index for index in range(NUM)]
+    kept, unknown = Series("engine front", "memory", tuple(climb), known=3.0), Series("gateway", "memory", tuple(climb))
+    assert kept.climb <= kept.limit
+    assert unknown.climb > unknown.limit

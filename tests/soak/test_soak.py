@@ -113,7 +113,7 @@ async def test_nothing_grows_and_every_answer_is_right(world: MachineWorld) -> N
     assert {answer.end for answer in answers} == {"ok", GONE}, count_ends(answers)
     assert {act.end for act in acts} == {"ok"}, [act for act in acts if act.end != "ok"]
     assert len({answer.model for answer in answers}) == NUM_ADAPTERS + 1 or not SOAK_S
-    series = sampler.list_series()
+    series = sampler.list_series(len(answers))
     report = (
         f"{length_s:.0f} s, {NUM_ADAPTERS} adapters in {NUM_SLOTS} slots: {count_ends(answers)}, "
         f"{len(books.versions) - len(since.versions)} uploads, {len(books.changes) - since.changes} changes of names, "
