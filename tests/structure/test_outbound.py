@@ -26,6 +26,7 @@ OPENERS = {
     "loraplex.cli.status": "LORAPLEX_URL",
     "loraplex.client": "LORAPLEX_URL, and signed addresses of the registry there",
     "loraplex.db.epoch_bus": "LORAPLEX_REDIS_URL",
+    "loraplex.db.redis_client": "LORAPLEX_REDIS_URL",
     "loraplex.doctor": "the settings that it judges",
     "loraplex.fleet.discovery": "LORAPLEX_POOLS",
     "loraplex.gateway.tries": "LORAPLEX_REDIS_URL",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import sqlalchemy as sa
 
 from loraplex.db.database import Database
-from loraplex.errors import SettingsError
+from loraplex.db.redis_client import open_redis
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -115,8 +115,6 @@ class RedisBus:
         await self._redis.aclose()
 
     def _open(self, url: str) -> Redis:
-        # It takes a tenth of a second to import, and a gateway on one machine has no use for it.
-        from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
@@ -124,18 +122,13 @@ class RedisBus:
             self._num_connects += 1
             await connection.on_connect()
 
-        try:
-            return Redis.from_url(
-                url,
-                socket_timeout=_TIMEOUT_S,
-                socket_connect_timeout=_TIMEOUT_S,
-                retry=Retry(NoBackoff(), 1),
-                redis_connect_func=greet,
-                decode_responses=True,
-            )
-        except (ValueError, TypeError) as error:
-            # the text of the error may hold the password
-            raise SettingsError("LORAPLEX_REDIS_URL is not redis://, rediss://, unix:// or memory://") from error
+        return open_redis(
+            url,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 1),
+            redis_connect_func=greet,
+        )
 
     async def _read_after(self, former: asyncio.Task[Epochs | None] | None) -> Epochs | None:
         if former is not None:

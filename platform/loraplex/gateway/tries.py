@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from loraplex.db.redis_client import open_redis
+
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
@@ -152,11 +154,7 @@ class Tries:
 
     def share(self, url: str, name: str) -> None:
         """Count with the other gateways of the platform `name` from now on."""
-        from redis.asyncio import Redis
-
-        self._redis = Redis.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, decode_responses=True
-        )
+        self._redis = open_redis(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
         self.logins.shared = RedisTries(self._redis, name, "login")
         self.bearers.shared = RedisTries(self._redis, name, "bearer")
 

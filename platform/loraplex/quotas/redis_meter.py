@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from loraplex.errors import SettingsError
+from loraplex.db.redis_client import open_redis
 from loraplex.quotas.memory_meter import read_clock
 from loraplex.quotas.meter import MeterError
 from loraplex.quotas.quota import Charge, Debt, Hold, Lost, Outcome, Quota, Refusal, Stamp, Standing, Unseeded
@@ -245,28 +245,21 @@ async def _wait(call: Awaitable[Any]) -> Any:
 
 
 def _open(url: str) -> Redis:
-    # It takes a tenth of a second to import, and a gateway on one machine has no use for it.
-    from redis.asyncio import BlockingConnectionPool, Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import ConnectionError as NoConnectionError
 
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=_NUM_CONNECTIONS,
-            # the bound of a call is the meter's own; these only keep a lost one from staying for ever
-            timeout=_LAST_RESORT_S,
-            socket_timeout=_LAST_RESORT_S,
-            socket_connect_timeout=_LAST_RESORT_S,
-            # once more where a connection of before has gone; what timed out may have been done, and is not repeated
-            retry=Retry(NoBackoff(), 1, supported_errors=(NoConnectionError,)),
-            decode_responses=True,
-        )
-        return Redis.from_pool(pool)
-    except (ValueError, TypeError) as error:
-        # the text of the error may hold the password
-        raise SettingsError("LORAPLEX_REDIS_URL is not redis://, rediss://, unix:// or memory://") from error
+    return open_redis(
+        url,
+        is_bounded=True,
+        max_connections=_NUM_CONNECTIONS,
+        # the bound of a call is the meter's own; these only keep a lost one from staying for ever
+        timeout=_LAST_RESORT_S,
+        socket_timeout=_LAST_RESORT_S,
+        socket_connect_timeout=_LAST_RESORT_S,
+        # once more where a connection of before has gone; what timed out may have been done, and is not repeated
+        retry=Retry(NoBackoff(), 1, supported_errors=(NoConnectionError,)),
+    )
 
 
 def _read_script(name: str) -> str:
