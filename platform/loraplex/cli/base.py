@@ -43,6 +43,9 @@ def pull(
         served_model_name: Name it this.
         as_json: End with one line of JSON.
     """
+    from loraplex.supervisor.engine_program import FOR_FETCHING, check_engine_installed
+
+    check_engine_installed(FOR_FETCHING)
     arguments = ["pull", spec]
     arguments += ["--to", str(to)] if to else []
     arguments += ["--served-model-name", served_model_name] if served_model_name else []

@@ -56,6 +56,9 @@ def engine(
         cache_dir: Bases and adapters on disk. Default LORAPLEX_CACHE_DIR, else ~/.cache/loraplex.
         engine_flags: What it takes, and how it computes.
     """
+    from loraplex.supervisor.engine_program import FOR_SERVING, check_engine_installed
+
+    check_engine_installed(FOR_SERVING)
     given = {
         "--base": base,
         "--listen": listen,

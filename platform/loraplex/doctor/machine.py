@@ -18,6 +18,7 @@ from loraplex.doctor.finding import Finding, Verdict
 from loraplex.doctor.listener import find_listener
 from loraplex.doctor.patient import Patient
 from loraplex.settings import split_listen
+from loraplex.supervisor.engine_program import INSTALL_ENGINE
 from loraplex.supervisor.environment import build_environment
 from loraplex.supervisor.errors import PortTakenError
 from loraplex.supervisor.port import check_port_free
@@ -187,7 +188,7 @@ def check_accelerator(patient: Patient) -> Iterator[Finding]:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        remedy = "Install the engine: pip install 'loraplex[engine]', with a torch that fits the driver."
+        remedy = f"{INSTALL_ENGINE}, with a torch that fits the driver."
         yield Finding("machine.torch", "fail", f"The engine's program cannot compute here: {last}", remedy)
         return
     for row in json.loads(done.stdout.splitlines()[-1]):

@@ -12,6 +12,7 @@ import msgspec
 from loraplex.client.connection import Connection, decode
 from loraplex.client.location import Location
 from loraplex.client.types import Base
+from loraplex.supervisor.engine_program import FOR_FETCHING, check_engine_installed
 from loraplex.supervisor.errors import UpError
 from loraplex_registry.peft.spec import BaseSpec
 from loraplex_registry.peft.unreadable import UNREADABLE
@@ -46,6 +47,7 @@ async def pull_base(spec: str, served_name: str, env: dict[str, str]) -> PulledB
     Raises:
         UpError: It could not be had; the engine's program has said why.
     """
+    check_engine_installed(FOR_FETCHING)
     argv: tuple[str, ...] = (sys.executable, "-m", "loraplex_engine", "pull", spec, "--json")
     argv += ("--served-model-name", served_name) if served_name else ()
     process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)

@@ -20,6 +20,7 @@ from loraplex.supervisor.base import PulledBase, pull_base, register_base
 from loraplex.supervisor.child import Child, ChildSpec
 from loraplex.supervisor.data_folder import DataFolder, write_private
 from loraplex.supervisor.display import Display
+from loraplex.supervisor.engine_program import FOR_SERVING, check_engine_installed
 from loraplex.supervisor.environment import build_environment
 from loraplex.supervisor.errors import StoppedError, UpError
 from loraplex.supervisor.flag_check import check_engine_flags
@@ -79,11 +80,12 @@ async def run_platform(options: UpOptions, environ: Mapping[str, str], display: 
         on_ready: Called once when the platform serves.
 
     Raises:
-        UpError: It could not start.
+        UpError: It could not start, or this Python has no engine.
         SettingError: A setting has a bad name or value.
         StoppedError: A signal came before `on_ready` was done.
         ClientError: The registry refused the base.
     """
+    check_engine_installed(FOR_SERVING)
     check_binding(options)
     settings = read_settings(environ, "up")
     stop = _stop_on_signals(display, options.drain_s)
