@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 from collections.abc import Iterator
@@ -124,6 +125,45 @@ def test_docs_show_no_command_that_does_not_exist() -> None:
     }
     unknown = {words for words in shown if (words[1],) not in COMMANDS and words[1:] not in COMMANDS}
     assert unknown == set()
+
+
+GROUPS = {words[0] for words in COMMANDS}
+
+
+def _is_command(words: list[str]) -> bool:
+    is_whole = len(words) < 2 or (words[0],) in COMMANDS or tuple(words) in COMMANDS
+    return not words or (words[0] in GROUPS and is_whole)
+
+
+def _texts(source: str) -> Iterator[tuple[str, str]]:
+    for file in sorted((ROOT / source).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield file.name, node.value
+
+
+def _spoken() -> Iterator[tuple[str, str]]:
+    """What pages, templates, scripts and texts of the programs say behind `loraplex `, as a reader would type it."""
+    shown = (file for file in (ROOT / "platform/loraplex/dashboard").rglob("*.*") if file.suffix in (".html", ".js"))
+    texts = [(file.name, file.read_text(encoding="utf-8")) for file in sorted(shown)]
+    for source in ("platform/loraplex", "engine/loraplex_engine", "adapters_registry/loraplex_registry"):
+        texts += _texts(source)
+    for where, text in texts:
+        for command in re.findall(r"(?<![\w/.-])loraplex (?!command\b)([a-z][^<`\n]*)", text):
+            yield where, command
+    for page in PAGES:
+        for command in re.findall(r"`loraplex ([^`]+)`", page.read_text(encoding="utf-8")):
+            yield page.name, command
+
+
+def test_nothing_that_is_said_names_a_command_that_does_not_exist() -> None:
+    spoken = list(_spoken())
+    assert len(spoken) > 100
+    found = [(where, text, re.match(r"([a-z]+)?(?: ([a-z]+)(?![\w./@-]))?", text)) for where, text in spoken]
+    unknown = [
+        (where, text) for where, text, match in found if match and not _is_command([*filter(None, match.groups())])
+    ]
+    assert unknown == []
 
 
 @pytest.mark.parametrize("part", ["platform/loraplex", "engine/loraplex_engine", "adapters_registry/loraplex_registry"])

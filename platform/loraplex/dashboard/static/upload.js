@@ -53,7 +53,7 @@ function take(found) {
   const left = names.length - files.length;
   add("p", chosen, `${files.length} ${files.length === 1 ? "file" : "files"}, ${size(total)}.${left ? ` ${left} ${left === 1 ? "other stays" : "others stay"} here: no adapter needs ${left === 1 ? "it" : "them"}.` : ""}`, "small muted");
   if (total > maxBytes) {
-    say(`These are ${size(total)}; ${size(maxBytes)} go in one upload here. Use loraplex push, which sends larger ones in parts.`);
+    say(`These are ${size(total)}; ${size(maxBytes)} go in one upload here. Use loraplex adapters push, which sends larger ones in parts.`);
     files = [];
   }
 }
