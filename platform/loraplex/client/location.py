@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loraplex.client.errors import ClientError, NoKeyError
-from loraplex_registry.wire.setting import read_settings
+from loraplex_registry.wire.setting import SettingError, read_settings
 
 URL_FILE = "url"
 ADMIN_KEY_FILE = "admin.key"
 LOCK_FILE = "lock"
+_WHOSE = ("LORAPLEX_URL", "LORAPLEX_API_KEY")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -61,9 +62,11 @@ def find_location(environ: Mapping[str, str]) -> Location:
     """Return where to call, from LORAPLEX_URL and LORAPLEX_API_KEY or else from the local data folder.
 
     Raises:
-        SettingError: A setting's name is misspelt or its file cannot be read.
+        SettingError: A setting's name is misspelt, its file cannot be read, or it is set and empty.
         ClientError: LORAPLEX_URL is no URL.
     """
+    for name, message in find_empty(environ).items():
+        raise SettingError(message, param=name)
     settings = read_settings(environ, "client")
     data_dir = default_data_dir(environ)
     local_url = _read(data_dir / URL_FILE)
@@ -75,6 +78,18 @@ def find_location(environ: Mapping[str, str]) -> Location:
         problem = _explain_no_key(told_url if is_told else None, local_url, data_dir)
         return Location(told_url, settings.get("api_key"), problem=problem)
     return Location(local_url, settings.get("api_key") or _read(data_dir / ADMIN_KEY_FILE), is_direct=True)
+
+
+def find_empty(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what of LORAPLEX_URL and LORAPLEX_API_KEY is set and empty, each with a sentence that says so.
+
+    Mostly it is what a command that failed has not printed, and must not come to mean this machine's admin key.
+    """
+    return {
+        name: f"{name} is set but empty; set it to what you meant, or unset it to call the platform on this machine"
+        for name in _WHOSE
+        if not environ.get(name, "set").strip() and not environ.get(f"{name}_FILE")
+    }
 
 
 def check_url(url: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from loraplex.client.location import check_url
+from loraplex.client.location import check_url, find_empty
 from loraplex.config.resolved import Resolved, SettingProblem
 from loraplex.db.database import check_database_url
 from loraplex.fleet.pools import parse_pools
@@ -43,6 +43,8 @@ def judge(
         check_store: Raises where URL and public URL of an object store are not valid.
     """
     problems = list(resolved.problems)
+    if resolved.part == "client":
+        problems += [SettingProblem(name, message) for name, message in find_empty(environ).items()]
     problems += [
         SettingProblem(one.name, f"{one.name} is not a setting; did you mean {one.nearest}?")
         for one in resolved.unknown

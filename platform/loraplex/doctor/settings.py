@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loraplex.client.location import find_empty
 from loraplex.config.judge import judge
 from loraplex.doctor.finding import Finding
 from loraplex.doctor.patient import Patient
@@ -17,6 +18,10 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
             near = f" Did you mean {one.nearest}?" if one.nearest else ""
             remedy = f"Unset it, or correct its name.{near}"
             yield Finding("settings.names", "warn", f"{one.name} is not a setting and is ignored.", remedy)
+    if resolved.part != "client":
+        # commands on this machine refuse it, the part itself does not read it
+        for name, message in find_empty(patient.environ).items():
+            yield Finding("settings.empty", "warn", f"{message}.", f"Set or unset {name}.", name)
     problems = judge(resolved, patient.environ, patient.door.load_settings, patient.door.check_store_url)
     for problem in problems:
         yield Finding("settings.values", "fail", problem.message, f"Correct {problem.setting}.", problem.setting)

@@ -31,6 +31,7 @@ from loraplex.doctor.keys import check_keys, check_pepper, check_registry_door
 from loraplex.doctor.machine import check_disks, check_port, check_proxies
 from loraplex.doctor.platform import check_platform
 from loraplex.doctor.redis_server import check_redis
+from loraplex.doctor.settings import check_settings
 from loraplex.doctor.store import check_store
 from loraplex_registry.wire.identity import TokenSigner, generate_signing_key
 from redis_world import RedisServer
@@ -362,6 +363,13 @@ def test_a_platform_that_is_not_there_or_refuses_the_key() -> None:
         refused = look(check_platform, see({"LORAPLEX_URL": server.url, "LORAPLEX_API_KEY": "lpx_secret"}, "client"))
     assert refused["platform.key"].verdict == "fail"
     assert "lpx_secret" not in str(refused)
+
+
+def test_a_key_that_is_set_but_empty(tmp_path: Path) -> None:
+    environ = {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_API_KEY": ""}
+    found = look(check_settings, see(environ, "up"))["settings.empty"]
+    assert (found.verdict, found.subject) == ("warn", "LORAPLEX_API_KEY")
+    assert look(check_settings, see(environ, "client"))["settings.values"].verdict == "fail"
 
 
 def test_a_platform_that_was_killed_is_not_asked_and_one_that_hangs_is(tmp_path: Path) -> None:

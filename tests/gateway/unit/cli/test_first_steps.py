@@ -17,6 +17,7 @@ from loraplex.client.location import Location, default_data_dir, find_location
 from loraplex.client.upload import choose_files
 from loraplex_engine.config import EngineConfig, check_config
 from loraplex_engine.errors import ConfigError
+from loraplex_registry.wire.setting import SettingError
 
 
 def say_why_no_key(environ: dict[str, str]) -> str:
@@ -36,6 +37,19 @@ def test_missing_key_says_what_is_wrong(tmp_path: Path) -> None:
     assert "no API key for http://other" in say_why_no_key(told)
     (tmp_path / "url").write_text("http://127.0.0.1:9\n")
     assert "is at http://127.0.0.1:9" in say_why_no_key(told)
+
+
+@pytest.mark.parametrize("name", ["LORAPLEX_API_KEY", "LORAPLEX_URL"])
+def test_a_variable_that_is_set_but_empty_does_not_mean_the_local_admin(name: str, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("http://127.0.0.1:9\n")
+    (tmp_path / "admin.key").write_text("local\n")
+    (tmp_path / "key").write_text("http://other\n")
+    environ = {"LORAPLEX_DATA_DIR": str(tmp_path)}
+    assert find_location(environ).key == "local"
+    for empty in ("", " \n"):
+        with pytest.raises(SettingError, match=f"{name} is set but empty"):
+            find_location(environ | {name: empty})
+    assert find_location(environ | {name: "", f"{name}_FILE": str(tmp_path / "key")}) != find_location(environ)
 
 
 def test_localhost_is_the_local_platform_and_is_called_by_its_own_address(tmp_path: Path) -> None:

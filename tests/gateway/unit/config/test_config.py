@@ -114,6 +114,7 @@ def test_an_engine_that_would_start_is_judged_by_its_own_program() -> None:
         ("registry", {"LORAPLEX_DATA_DIR": "/srv"}, "registry"),
         ("registry", {"LORAPLEX_DATA_DIR": "/srv", "LORAPLEX_VERIFY_KEYS": PEM}, "LORAPLEX_VERIFY_KEYS"),
         ("client", {"LORAPLEX_URL": "example.com"}, "LORAPLEX_URL"),
+        ("client", {"LORAPLEX_API_KEY": ""}, "LORAPLEX_API_KEY"),
     ],
 )
 def test_what_keeps_a_part_from_starting_is_named(part: str, change: dict[str, str], named: str) -> None:
