@@ -49,7 +49,7 @@ class Check(msgspec.Struct, frozen=True):
     """One verdict on one subject.
 
     `name` is one of `CHECK_NAMES`; `message` is one sentence that says what to do where the verdict is not `pass`;
-    `subject` names the file, field or tensor, and is empty where the check passed as a whole.
+    `subject` names the file, field or tensor, of many alike the first, and is empty where the check passed as a whole.
     """
 
     name: str
@@ -75,6 +75,22 @@ class Report(msgspec.Struct, frozen=True):
     def first_failure(self) -> Check | None:
         """The first failing check, whose subject is the `param` of an API error; None where nothing failed."""
         return next((check for check in self.checks if check.verdict == "fail"), None)
+
+    def in_order(self) -> list[Check]:
+        """The checks in the order in which to read them: what causes failures, failures, warnings, what passed."""
+        has_orphans = any(check.verdict == "fail" and check.name == "unmatched_tensors" for check in self.checks)
+
+        def rank(check: Check) -> int:
+            if has_orphans and check.name == "target_modules" and check.verdict != "pass":
+                return -1
+            return ("fail", "warn", "pass").index(check.verdict)
+
+        return sorted(self.checks, key=rank)
+
+    def count_passed(self) -> tuple[int, int]:
+        """How many of the named checks passed, and how many were made: a name counts once, whatever it found."""
+        names = {check.name for check in self.checks}
+        return len(names - {check.name for check in self.checks if check.verdict != "pass"}), len(names)
 
     def with_check(self, check: Check) -> Report:
         """A copy with one more check, in its place, and the verdict that follows (quota, parity)."""

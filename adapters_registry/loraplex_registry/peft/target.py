@@ -223,7 +223,7 @@ def _judge_paths(paths: Sequence[str], settings: LoraSettings, base: BaseSpec, f
     if tie is not None and tie.embedding not in paths:
         message = f"ensure_weight_tying needs {tie.embedding} under LoRA, and it is excluded; drop one of both."
         findings.fail("field_value", message, "ensure_weight_tying")
-    unknown = _unknown_names(settings.target_modules, base)
+    unknown = find_unknown_names(settings, base)
     if not paths:
         _refuse_empty(unknown, settings, base, findings)
     elif unknown:
@@ -237,7 +237,9 @@ def _judge_embedding(path: str, settings: LoraSettings, findings: Findings) -> N
             findings.fail("field_value", f"PEFT has no {field} on {path}; leave it out of target_modules.", field)
 
 
-def _unknown_names(wanted: tuple[str, ...] | str | None, base: BaseSpec) -> list[str]:
+def find_unknown_names(settings: LoraSettings, base: BaseSpec) -> list[str]:
+    """Names in the list `target_modules` that mean no module of the base, in order."""
+    wanted = settings.target_modules
     if wanted is None or isinstance(wanted, str):
         return []
     unknown = set(wanted)

@@ -12,7 +12,7 @@ import msgspec
 
 from loraplex_registry.peft.claim import Claims, RowClaim
 from loraplex_registry.peft.config import LoraSettings
-from loraplex_registry.peft.findings import Findings, show
+from loraplex_registry.peft.findings import Findings, listed, show
 from loraplex_registry.peft.header import TensorTable
 from loraplex_registry.peft.spec import (
     MAX_LORA_RANK,
@@ -23,7 +23,7 @@ from loraplex_registry.peft.spec import (
     TensorRef,
     TokenRows,
 )
-from loraplex_registry.peft.target import Target
+from loraplex_registry.peft.target import Target, find_unknown_names
 from loraplex_registry.peft.tying import Tie
 
 SERVED_DTYPES = ("F32", "F16", "BF16")
@@ -123,7 +123,7 @@ def match_tensors(
         same += _tied_weights(claims.saved_tie, weights)
     biases = [SavedTensor(path, ref) for path in claims.biases if (ref := found.take_bias(path))]
     rows = _take_rows(claims.rows, found)
-    copies = found.judge_rest({target.path for target in targets})
+    copies = found.judge_rest({target.path for target in targets}, find_unknown_names(settings, base))
     findings.settle("unmatched_tensors", "unpaired_tensors", "missing_tensors", "unexpected_tensor", "shape")
     findings.settle("rank_mismatch")
     return Matched(tuple(modules), tuple(weights), tuple(biases), tuple(rows), tuple(same), tuple(copies))
@@ -239,14 +239,17 @@ class _Found:
         name = "token_adapter.trainable_tokens_delta"
         return self._take_claimed(path, "rows", name, (num_rows, self._base.modules[path].in_features))
 
-    def judge_rest(self, targeted: Collection[str]) -> list[MatrixCopy]:
-        """Refuse what was not taken, but for whole matrices that may be copies of the base's."""
+    def judge_rest(self, targeted: Collection[str], unknown: list[str]) -> list[MatrixCopy]:
+        """Refuse what was not taken, but for whole matrices that may be copies of the base's.
+
+        `unknown` are names that the config targets and the base lacks: the likely cause of tensors without a target.
+        """
         copies = []
         for path, parts in self._parts.items():
             for part, ref in parts.items():
                 module = self._base.modules.get(path)
                 if part in _LORA_PARTS and path not in targeted:
-                    self._refuse_unmatched(path, ref)
+                    self._refuse_unmatched(path, ref, unknown)
                 elif module is None or part not in ("weight", "base_weight"):
                     self._refuse(ref, _UNCLAIMED.get(part, _NOT_LORA))
                 elif _judge_matrix_shape(ref, module, self._base, self._findings):
@@ -294,9 +297,10 @@ class _Found:
             message = f"{ref.name} is stored as {ref.dtype}; save the adapter as float32, float16 or bfloat16."
             self._findings.fail("format", message, ref.name)
 
-    def _refuse_unmatched(self, path: str, ref: TensorRef) -> None:
+    def _refuse_unmatched(self, path: str, ref: TensorRef, unknown: list[str]) -> None:
         what = "is not targeted by the config" if path in self._base.modules else "is not a module of the base"
-        message = f"{show(path)} {what}, so its tensor would be ignored; make config and weights agree."
+        cause = f": target_modules names {listed(unknown)}, which the base lacks" if unknown else ""
+        message = f"{show(path)} {what}, so its tensor would be ignored; make config and weights agree{cause}."
         self._findings.fail("unmatched_tensors", message, ref.name)
 
     def _refuse(self, ref: TensorRef, what: str) -> None:
