@@ -28,12 +28,12 @@ def print_report(console: Console, report: Report, *, all_checks: bool = False) 
         report: What the registry or the local check found.
         all_checks: Also name the checks that passed.
     """
-    shown = [check for check in report.checks if all_checks or check.verdict != "pass"]
+    shown = [check for check in report.in_order() if all_checks or check.verdict != "pass"]
     if shown:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for column in ("verdict", "check", "subject", "message"):
             table.add_column(column, overflow="fold")
-        for check in sorted(shown, key=lambda check: list(_STYLES).index(name_verdict(check))):
+        for check in sorted(shown, key=lambda check: name_verdict(check) in ("note", "pass")):
             verdict = name_verdict(check)
             table.add_row(
                 f"[{_STYLES[verdict]}]{verdict}[/]",
@@ -44,9 +44,9 @@ def print_report(console: Console, report: Report, *, all_checks: bool = False) 
         console.print(table)
     if isinstance(report.parity, ParityResult):
         console.print(Text(describe_parity(report.parity), style="dim"))
-    num_passed = sum(check.verdict == "pass" for check in report.checks)
+    num_passed, num_checks = report.count_passed()
     verdict = "pass, with a note" if _only_notes(report) else report.verdict
-    console.print(f"[dim]{num_passed} of {len(report.checks)} checks passed; verdict: {verdict}[/dim]")
+    console.print(f"[dim]{num_passed} of {num_checks} checks passed; verdict: {verdict}[/dim]")
     if fields := describe_honoured(report.honoured):
         console.print(Text(f"in effect: {fields}", style="dim"))
 

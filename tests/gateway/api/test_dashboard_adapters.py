@@ -270,6 +270,16 @@ class TestUploads:
         assert find_unsafe(response.text) == []
         assert (await admin.get("/ui/adapters/team-x/style")).status_code == 404
 
+    async def test_a_refusal_says_once_what_is_wrong_in_all_layers_and_its_cause_first(
+        self, world: GatewayWorld, admin: Browser
+    ) -> None:
+        response = await self.send(world, admin, self.build(world, target_modules=["q_proj", "gate_up_proj"]))
+        text = read_text(response.text)
+        cause = text.index("The base has no module gate_up_proj")
+        assert cause < text.index("v_proj in layers 0-1 (4 tensors)")
+        assert text.count("unmatched_tensors") == 1
+        assert "1 check failed." in text
+
     async def test_checking_only_stores_nothing(self, world: GatewayWorld, admin: Browser) -> None:
         response = await self.send(world, admin, self.build(world), "?dry_run=true")
         assert response.status_code == 200, response.text

@@ -306,3 +306,18 @@ def test_report_shows_what_an_engine_measured() -> None:
         print_report(console, report)
     assert "logits differ by 0.123 (limit 0.5, the base alone 0.1); KL 0.00012" in capture.get()
     assert "bfloat16, 150 positions of 4 prompts" in capture.get()
+
+
+def test_report_says_the_cause_first_and_counts_checks_by_name() -> None:
+    checks = [
+        Check("format", "pass"),
+        Check("target_modules", "warn", "The base has no module gate_up_proj.", "target_modules"),
+        Check("unmatched_tensors", "fail", "v_proj in layers 0-29 (60 tensors): not targeted.", "a"),
+        Check("unmatched_tensors", "fail", "k_proj in layers 0-29 (60 tensors): not targeted.", "b"),
+    ]
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_report(console, build_report(checks))
+    shown = capture.get()
+    assert shown.index("gate_up_proj") < shown.index("v_proj in layers") < shown.index("k_proj in layers")
+    assert "1 of 3 checks passed; verdict: fail" in shown
