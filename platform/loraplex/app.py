@@ -168,6 +168,8 @@ class Gateway:
             await self.epochs.start(RedisBus(self._settings.redis_url, name))
             shared = RedisMeter(self._settings.redis_url, name)
             self.tries.share(self._settings.redis_url, name)
+        elif self._settings.redis_url is not None:
+            _log.warning("LORAPLEX_REDIS_URL is not used: with SQLite there is one gateway, which counts by itself")
         await self.limiter.start(shared)
         await self._ensure_admin_key()
         await self.directory.refresh()

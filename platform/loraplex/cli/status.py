@@ -13,7 +13,7 @@ from loraplex.cli.stats_table import print_stats
 from loraplex.client.connection import Connection
 from loraplex.client.errors import ClientError
 from loraplex.client.location import find_location
-from loraplex.client.management import Management
+from loraplex.client.management import LOST_REDIS, Management
 from loraplex.client.types import EngineState, FailedLoad, FleetDifference, FleetReport, Model, Replica
 from loraplex.wire.stats import Stats
 
@@ -29,6 +29,7 @@ class Status:
     differences: list[FleetDifference] = field(default_factory=list)
     models: list[Model] = field(default_factory=list)
     stats: Stats | None = None
+    has_lost_redis: bool = False
 
 
 def status(*, window: Literal["1m", "10m", "1h"] = "10m", as_json: AsJson = False) -> int:
@@ -45,6 +46,7 @@ def status(*, window: Literal["1m", "10m", "1h"] = "10m", as_json: AsJson = Fals
         found = Status(location.url, _is_ready(connection), location.key is not None)
         if found.is_ready and found.has_key:
             client = Management(connection)
+            found.has_lost_redis = client.has_lost_redis()
             fleet, found.models, found.stats = _find_fleet(client), _find_models(client), _find_stats(client, window)
             if fleet is not None:
                 found.engines, found.differences = fleet.data, fleet.differences
@@ -96,7 +98,8 @@ def _find_stats(client: Management, window: str) -> Stats | None:
 
 
 def _print(found: Status) -> None:
-    print_facts({"url": found.url, "ready": found.is_ready, "key": "known" if found.has_key else "none"})
+    head = {"url": found.url, "ready": found.is_ready, "key": "known" if found.has_key else "none"}
+    print_facts(head | ({"redis": LOST_REDIS} if found.has_lost_redis else {}))
     if found.engines is not None:
         print_table(
             "\nEngines",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ import msgspec
 
 from loraplex.client.adapter_name import DEFAULT_NAME, AdapterRef
 from loraplex.client.connection import Connection, check_response, decode, lost
-from loraplex.client.errors import ClientError
+from loraplex.client.errors import ClientError, ConnectionFailedError
 from loraplex.client.types import (
     Adapter,
     Alias,
@@ -37,6 +38,9 @@ from loraplex.wire.stats import Stats
 from loraplex_registry.wire.adapter import Target, VersionView
 
 LIVE = "live"
+LOST_REDIS = "does not answer: each gateway counts limits alone and asks the database for changes"
+"""What it means that a gateway misses its Redis."""
+_COUNTS_ALONE = re.compile(r"^loraplex_limits_degraded 1(\.0)?$", re.MULTILINE)
 
 
 class Management:
@@ -60,6 +64,16 @@ class Management:
     def show_fleet(self) -> FleetReport:
         """Return the engines, and where they are not as they should be; for platform keys only."""
         return self.connection.get("/api/v1/fleet", FleetReport)
+
+    def has_lost_redis(self) -> bool:
+        """Say whether the gateway has a Redis and misses it; no where it does not say."""
+        try:
+            shown = self.connection.send("GET", "/metrics").text
+        except ClientError as error:
+            if isinstance(error, ConnectionFailedError):
+                raise
+            return False
+        return _COUNTS_ALONE.search(shown) is not None
 
     def list_advice(self, tenant: str | None = None) -> list[Finding]:
         """Return what to change, and why, of one tenant or of all that this key sees."""

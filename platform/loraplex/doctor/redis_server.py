@@ -28,6 +28,10 @@ def check_redis(patient: Patient) -> Iterator[Finding]:
         why = "Limits are counted in the gateway's own memory: there is one gateway." if told else "Not for this part."
         yield Finding("redis.reachable", "skip", why)
         return
+    if (patient.value("LORAPLEX_DATABASE_URL") or "").startswith("sqlite"):
+        why = "LORAPLEX_REDIS_URL is not used: with SQLite there is one gateway, which counts limits by itself."
+        yield Finding("redis.reachable", "warn", why, "Unset it, or give several gateways one Postgres.")
+        return
     from redis import Redis
     from redis.exceptions import AuthenticationError, RedisError
 

@@ -29,6 +29,7 @@ from loraplex.supervisor.option import UpOptions
 from loraplex.supervisor.part import Addresses, build_control_environment, build_engine, build_gateway
 from loraplex.supervisor.port import check_port_free, find_free_port, hold_engine_port
 from loraplex.supervisor.readiness import wait_until_ready, wait_until_served
+from loraplex.supervisor.redis_note import describe_redis
 from loraplex.supervisor.watch import Watch
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
@@ -98,6 +99,8 @@ async def run_platform(options: UpOptions, environ: Mapping[str, str], display: 
         platform = RunningPlatform(admin_key, is_new_key, base, folder, addresses, signer, stop)
         async with _running(specs, display, options.drain_s) as (gateway, engine):
             await _unless(stop, _wait_and_register(platform, gateway, engine, display))
+            if note := await asyncio.to_thread(describe_redis, settings, platform.location):
+                display.warn(note)
             write_private(folder.url, platform.url + "\n")
             try:
                 async with _watching(display, {addresses.url: gateway, addresses.engine_url: engine}):

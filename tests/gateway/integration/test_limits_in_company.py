@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from company_world import running_company
-from gateway_world import GatewayWorld, until
+from gateway_world import ADMIN_KEY, GatewayWorld, until
 from limit_calls import Streams, ask, make_team
+from loraplex.client.location import Location
+from loraplex.supervisor.redis_note import describe_redis
 from redis_world import RedisServer
+from support import free_port
 
 
 @pytest.fixture
@@ -119,3 +122,20 @@ async def test_a_redis_that_was_emptied_under_way_is_told_before_anything_is_gra
     redis_server.kill()
     redis_server.start()
     assert await count_answered(pair[0], key, 12) == 6
+
+
+async def test_a_redis_that_is_away_at_the_start_is_told_in_the_log_and_to_whoever_asks(
+    database_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    async with running_company(database_url, url, tmp_path, num_gateways=1) as (world,):
+        location = Location(world.url, ADMIN_KEY)
+        settings = {"redis_url": url, "database_url": database_url}
+        said = await asyncio.to_thread(describe_redis, settings, location)
+        beside_sqlite = await asyncio.to_thread(describe_redis, settings | {"database_url": "sqlite:///x"}, location)
+        assert await asyncio.to_thread(describe_redis, {"redis_url": "memory://"}, location) is None
+    assert said == "Redis does not answer: each gateway counts limits alone and asks the database for changes."
+    assert beside_sqlite is not None
+    assert "is not used" in beside_sqlite
+    lines = [record for record in caplog.records if record.message.startswith("Redis does not answer")]
+    assert [(line.levelname, line.name) for line in lines] == [("WARNING", "loraplex.quotas.limiter")]

@@ -112,6 +112,14 @@ async def test_first_start_makes_the_keys_and_sigterm_ends_with_0(database_url: 
     assert str(tmp_path / "admin.key") in gateway.log
 
 
+async def test_a_redis_beside_sqlite_is_said_not_to_be_used(database_url: str, tmp_path: Path) -> None:
+    async with gateway_process(tmp_path, LORAPLEX_REDIS_URL="redis://127.0.0.1:1") as gateway:
+        await gateway.wait_until_listening()
+    (line,) = [line for line in gateway.log.splitlines() if "REDIS" in line]
+    assert json.loads(line)["level"] == "warning"
+    assert "LORAPLEX_REDIS_URL is not used: with SQLite" in line
+
+
 async def test_a_running_stream_ends_before_the_process(database_url: str, tmp_path: Path) -> None:
     async with running_engine() as engine:
         pools = json.dumps({"main": {"base": "tiny", "engines": [engine.url]}})

@@ -180,6 +180,13 @@ def test_a_redis_that_is_down() -> None:
     assert "p-ss" not in str((found, broken))
 
 
+def test_a_redis_beside_sqlite_is_nobodys(tmp_path: Path) -> None:
+    environ = {"LORAPLEX_DATA_DIR": str(tmp_path), "LORAPLEX_REDIS_URL": "redis://127.0.0.1:1"}
+    found = look(check_redis, see(environ, "up"))
+    assert verdicts(found) == {"redis.reachable": "warn"}
+    assert "is not used: with SQLite" in found["redis.reachable"].message
+
+
 def test_a_redis_that_forgets_under_pressure(redis_server: RedisServer) -> None:
     from redis import Redis
 

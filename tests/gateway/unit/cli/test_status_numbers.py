@@ -37,7 +37,7 @@ TOTAL: dict[str, Any] = {
 }
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, stats: httpx.Response) -> list[str]:
+def answer(monkeypatch: pytest.MonkeyPatch, stats: httpx.Response, metrics: str = "") -> list[str]:
     monkeypatch.setenv("LORAPLEX_URL", "http://gateway")
     monkeypatch.setenv("LORAPLEX_API_KEY", "lpx_key")
     asked: list[str] = []
@@ -46,6 +46,8 @@ def answer(monkeypatch: pytest.MonkeyPatch, stats: httpx.Response) -> list[str]:
         if request.url.path == "/api/v1/stats":
             asked.append(request.url.query.decode())
             return stats
+        if request.url.path == "/metrics":
+            return httpx.Response(200, text=metrics)
         error = {"message": "no", "type": "t", "param": None, "code": "permission_denied"}
         if request.url.path == "/api/v1/fleet":
             return httpx.Response(403, json={"error": error})
@@ -128,3 +130,15 @@ def test_idle_engines_are_shown_without_requests() -> None:
 )
 def test_times_have_three_digits(seconds: float, shown: str) -> None:
     assert show_seconds(seconds) == shown
+
+
+@pytest.mark.parametrize(("value", "says"), [("1.0", True), ("0.0", False)])
+def test_a_redis_that_is_missed_is_shown(
+    value: str, says: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(monkeypatch, httpx.Response(404, json={}), f"# TYPE x gauge\nloraplex_limits_degraded {value}\n")
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert ("redis  does not answer: each gateway counts limits alone" in shown) is says
+    assert main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["has_lost_redis"] is says
