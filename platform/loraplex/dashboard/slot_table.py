@@ -6,7 +6,7 @@ Engines know digests. What a digest is called, and by how many, is known from th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +21,10 @@ _MANY_SHOWN = 20
 
 
 class SlotRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot: `pins` are the requests that run on it now, `is_kept` that others may not push its adapter out."""
+    """One slot: `pins` are the requests that run on it now, `is_kept` that others may not push its adapter out.
+
+    `state` is the engine's word, or `quarantined` for what is held but not called.
+    """
 
     number: int
     state: str
@@ -42,6 +45,8 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 class ReplicaSlots(msgspec.Struct, frozen=True, kw_only=True):
     """One engine's slots; `in_memory` and `loading` are names of what waits outside of them.
+
+    An engine keeps in memory what is in a slot, too; here each is in one place.
 
     `thrash` says in a sentence that adapters push each other out, None while they do not; then `loaded` has those that
     were loaded most, and how often.
@@ -73,35 +78,42 @@ def describe_slots(
         report: What was counted of each, by replica.
         loaded: Of those that thrash the adapters that were loaded most, and how often.
     """
-    known = _name_digests(names)
+    known, refused = _name_digests(names)
     counted = {row.replica: row.engines for row in report.rows}
     return [
-        _describe(replica, known, counted.get(replica.name), loaded.get(replica.name, ()))
+        _describe(replica, known, refused, counted.get(replica.name), loaded.get(replica.name, ()))
         for replica in fleet.view.replicas
     ]
 
 
-def _name_digests(names: NameIndex) -> dict[str, list[str]]:
+def _name_digests(names: NameIndex) -> tuple[dict[str, list[str]], set[str]]:
+    """What digests are called, and which of them are quarantined under every name."""
     found: defaultdict[str, list[str]] = defaultdict(list)
+    served: set[str] = set()
     for adapter in names.adapters():
         for version in adapter.versions:
             found[version.digest].append(f"{adapter.tenant}/{adapter.name}@{version.number}")
-    return found
+            if version.state != "quarantined":
+                served.add(version.digest)
+    return found, found.keys() - served
 
 
 def _describe(
     replica: Replica,
     known: Mapping[str, Sequence[str]],
+    refused: Collection[str],
     engines: EngineStats | None,
     loaded: Sequence[tuple[str, int]],
 ) -> ReplicaSlots:
-    in_memory = sorted(name for digest in replica.in_memory for name in known.get(digest, (digest[:19],)))
+    slots = _read_slots(replica.state, known, {*refused, *replica.quarantined})
+    outside = replica.in_memory - {slot.digest for slot in slots}
+    in_memory = sorted(name for digest in outside for name in known.get(digest, (digest[:19],)))
     return ReplicaSlots(
         name=replica.name,
         pool=replica.pool,
         model=replica.model or replica.base,
         problem=replica.problem,
-        slots=_read_slots(replica.state, known),
+        slots=slots,
         in_memory=in_memory[:_MANY_SHOWN],
         num_in_memory=len(in_memory),
         loading=sorted(name for digest in replica.loading for name in known.get(digest, (digest[:19],))),
@@ -113,7 +125,7 @@ def _describe(
     )
 
 
-def _read_slots(state: dict[str, Any], known: Mapping[str, Sequence[str]]) -> list[SlotRow]:
+def _read_slots(state: dict[str, Any], known: Mapping[str, Sequence[str]], refused: Collection[str]) -> list[SlotRow]:
     found = state.get("slots")
     slots = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     rows = []
@@ -121,7 +133,7 @@ def _read_slots(state: dict[str, Any], known: Mapping[str, Sequence[str]]) -> li
         digest = slot.get("digest") if isinstance(slot.get("digest"), str) else None
         row = SlotRow(
             number=index,
-            state=str(slot.get("state", "")),
+            state="quarantined" if digest in refused else str(slot.get("state", "")),
             digest=digest,
             names=known.get(digest, ()) if digest else (),
             pins=_read_count(slot, "pins"),

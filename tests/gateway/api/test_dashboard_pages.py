@@ -314,6 +314,33 @@ class TestSlots:
         assert failed[2:] == ["given up", PAYLOAD]
         assert "Slot thrash: 9 adapters are wanted and there are 3 slots" in read_text(page)
 
+    async def test_what_a_slot_holds_is_listed_there_alone_and_what_is_refused_is_not_called_ready(
+        self, world: GatewayWorld, admin: Browser
+    ) -> None:
+        good, bad, apart = [(await world.push("team-000", name))["digest"] for name in ("good", "bad", "apart")]
+        path = "/api/v1/tenants/team-000/adapters/bad/versions/1/quarantine"
+        assert (await world.call("POST", path)).status_code == 200
+        slots = [
+            {"slot": index, "state": "ready", "digest": digest, "pins": 0, "keep": False}
+            for index, digest in enumerate((good, bad))
+        ]
+        replica = Replica(
+            url="http://e",
+            pool="main",
+            base=BASE,
+            problem=None,
+            state={"slots": slots},
+            num_slots=2,
+            in_memory=frozenset({good, bad, apart}),
+        )
+        world.gateway.fleet.view = FleetView((replica,))
+        page = await read(admin, "/ui/slots")
+        assert [row[1:3] for row in read_rows(page)] == [
+            ["ready", "team-000/good@1"],
+            ["quarantined", "team-000/bad@1"],
+        ]
+        assert "In memory, outside of slots (1): team-000/apart@1" in read_text(page)
+
     @pytest.mark.parametrize(
         ("state", "evictions", "is_thrash"),
         [
