@@ -99,6 +99,7 @@ def show_adapter(adapter: AdapterRow, states: Mapping[int, str], aliases: Sequen
     """Return the view of an adapter with the states of its versions by number, and its aliases."""
     targets = {alias.name: list(read_targets(alias.targets)) for alias in aliases if alias.targets}
     live = find_main_target(targets.get(LIVE, []))
+    latest = max(states, default=None)
     return AdapterView(
         tenant=adapter.tenant,
         name=adapter.name,
@@ -106,7 +107,8 @@ def show_adapter(adapter: AdapterRow, states: Mapping[int, str], aliases: Sequen
         is_default=adapter.is_default,
         live=live,
         live_state=None if live is None else states[live],
-        latest=max(states, default=None),
+        latest=latest,
+        latest_state=None if latest is None else states[latest],
         num_versions=len(states),
         aliases=targets,
         limits=adapter.limits or {},

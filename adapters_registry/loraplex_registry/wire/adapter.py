@@ -102,7 +102,7 @@ class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter; `live` is the version with the most weight at the alias `live`, `latest` the newest number.
 
     `limits` are those on calls of it. `live_state` is the state of the version `live`; any but `ready` means that the
-    adapter's name is not answered.
+    adapter's name is not answered. `latest_state` is that of the version `latest`.
     """
 
     tenant: str
@@ -117,6 +117,7 @@ class AdapterView(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int]
     created_at: str
     created_by: str
+    latest_state: str | None = None
 
 
 class AliasView(msgspec.Struct, frozen=True, kw_only=True):

@@ -331,9 +331,13 @@ def _without_version(name: str) -> AdapterRef:
 
 
 def _show_live(adapter: Adapter) -> str | None:
-    if adapter.live is None:
-        return None
-    return str(adapter.live) if adapter.live_state in (None, "ready") else f"{adapter.live}, {adapter.live_state}"
+    """The live version, and what of it or of the newest one is not as a reader would think."""
+    if adapter.live is not None and adapter.live_state not in (None, "ready"):
+        return f"{adapter.live}, {adapter.live_state}"
+    newest = "quarantined" if adapter.latest_state == "quarantined" else None
+    if adapter.live is None or newest is None:
+        return newest if adapter.live is None else str(adapter.live)
+    return f"{adapter.live} ({adapter.latest} {newest})"
 
 
 def _show_state(version: VersionView) -> str:

@@ -49,6 +49,7 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     live: int | None = None
     live_state: str | None = None
     latest: int | None = None
+    latest_state: str | None = None
     num_versions: int = 0
     limits: dict[str, int] = {}
     created_at: str = ""

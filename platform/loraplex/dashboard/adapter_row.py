@@ -11,9 +11,10 @@ from loraplex_registry.wire.adapter import AdapterName, Target, VersionName
 
 LIVE = "live"
 NOT_LIVE = "not live"
+QUARANTINED = "quarantined"
 MAX_ROWS = 1000
-STATES = ("ready", "validating", "quarantined", NOT_LIVE)
-"""What an adapter can be: the state of its live version, or that none is."""
+STATES = ("ready", "validating", QUARANTINED, NOT_LIVE)
+"""What an adapter can be: the state of its live version, or that none is, for which its newest may be the cause."""
 
 TrafficKey = tuple[str | None, str | None]
 
@@ -26,7 +27,10 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One adapter; `rank` is that of the version with most weight, or of the newest where none is live."""
+    """One adapter; `rank` is that of the version with most weight, or of the newest where none is live.
+
+    `is_newest_refused` where the newest version is quarantined, whatever is live.
+    """
 
     tenant: str
     name: str
@@ -35,6 +39,7 @@ class AdapterRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     live: tuple[Target, ...]
     latest: int | None
+    is_newest_refused: bool
     num_versions: int
     rank: int | None
     is_full: bool
@@ -53,7 +58,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         name = f"{row.tenant}/{row.name}"
         return (
             all(word in name for word in self.text.lower().split())
-            and self.state in ("", row.state)
+            and (self.state in ("", row.state) or (self.state == QUARANTINED and row.is_newest_refused))
             and self.base in ("", row.base)
         )
 
@@ -74,15 +79,17 @@ def _build_row(adapter: AdapterName, traffic: Mapping[TrafficKey, Traffic] | Non
     main = _find_main(live, number_to_version)
     latest = max(number_to_version, default=None)
     shown = main or (None if latest is None else number_to_version[latest])
+    is_newest_refused = latest is not None and number_to_version[latest].state == QUARANTINED
     found = None if traffic is None else traffic.get((adapter.tenant, adapter.name), Traffic(0, 0))
     return AdapterRow(
         tenant=adapter.tenant,
         name=adapter.name,
         is_default=adapter.is_default,
         base=adapter.base,
-        state=NOT_LIVE if main is None else main.state,
+        state=main.state if main is not None else QUARANTINED if is_newest_refused else NOT_LIVE,
         live=live,
         latest=latest,
+        is_newest_refused=is_newest_refused,
         num_versions=len(number_to_version),
         rank=None if shown is None or shown.kind == "full" else shown.rank,
         is_full=main is not None and main.kind == "full",

@@ -154,13 +154,22 @@ def describe_failing(failing: Failing) -> Sign:
 
 
 def find_refused(adapters: Sequence[AdapterName]) -> Iterator[Sign]:
-    """Say which adapters are refused, as what `live` leads to is quarantined."""
+    """Say which adapters are refused, as what `live` leads to is quarantined, and whose newest version alone is."""
     refused = [f"{adapter.tenant}/{adapter.name}" for adapter in adapters if _is_refused(adapter)]
     if refused:
         yield Sign(
-            tone="warn",
+            tone="bad",
             title="1 adapter is refused" if len(refused) == 1 else f"{len(refused)} adapters are refused",
             text=f"What their name leads to is quarantined: {_list(refused)}.",
+            link="/ui/adapters?state=quarantined",
+            action="Adapters",
+        )
+    newest = [found for adapter in adapters if not _is_refused(adapter) and (found := _find_newest_refused(adapter))]
+    if newest:
+        yield Sign(
+            tone="warn",
+            title="A newest version is quarantined" if len(newest) == 1 else "Newest versions are quarantined",
+            text=f"Calls of {_list(newest)} are refused; the version's page says why.",
             link="/ui/adapters?state=quarantined",
             action="Adapters",
         )
@@ -256,6 +265,12 @@ def _is_refused(adapter: AdapterName) -> bool:
     number_to_state = {version.number: version.state for version in adapter.versions}
     main = max(adapter.aliases.get(_LIVE, ()), key=lambda one: (one.weight, -one.version), default=None)
     return main is not None and number_to_state.get(main.version) == "quarantined"
+
+
+def _find_newest_refused(adapter: AdapterName) -> str | None:
+    newest = max(adapter.versions, key=lambda version: version.number, default=None)
+    is_refused = newest is not None and newest.state == "quarantined"
+    return f"{adapter.tenant}/{adapter.name}@{newest.number}" if newest is not None and is_refused else None
 
 
 def _list(names: Sequence[str]) -> str:

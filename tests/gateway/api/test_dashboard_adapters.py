@@ -99,6 +99,31 @@ class TestLists:
             }
             assert sorted(links) == expected, query
 
+    async def test_a_quarantined_newest_version_is_seen_in_the_list_and_on_the_overview(
+        self, world: GatewayWorld, admin: Browser
+    ) -> None:
+        for name in ("alone", "beside"):
+            await world.push("team-x", name)
+        version = (await world.push("team-x", "beside", promote="never"))["version"]
+        path = "/api/v1/tenants/team-x/adapters"
+        assert (await world.call("DELETE", f"{path}/alone/aliases/live")).status_code == 204
+        for name, number in (("alone", 1), ("beside", version)):
+            answer = await world.call("POST", f"{path}/{name}/versions/{number}/quarantine")
+            assert answer.status_code == 200, answer.text
+        page = (await admin.get("/ui/adapters?state=quarantined")).text
+        rows = [read_text(row) for row in page.split("<tr>") if "/ui/adapters/team-x/" in row]
+        assert len(rows) == 2
+        assert "quarantined" in rows[0]
+        assert "ready" in rows[1]
+        assert "quarantined 2" in rows[1]
+        tenant = Browser(world)
+        await tenant.log_in(await world.create_key("team-x", scopes=["adapters:read", "usage:read"]))
+        text = read_text((await tenant.get("/ui/")).text)
+        assert "Calls of team-x/alone@1, team-x/beside@2 are refused" in text
+        views = (await world.call("GET", path)).json()["data"]
+        found = {one["name"]: (one["live"], one["latest_state"]) for one in views}
+        assert found == {"alone": (None, "quarantined"), "beside": (1, "quarantined")}
+
     async def test_each_page_keeps_the_policy_whatever_others_wrote(self, world: GatewayWorld, admin: Browser) -> None:
         await world.push("team-x", "style")
         await world.push("team-x", "style", promote="never")

@@ -127,7 +127,11 @@ class TestRules:
         refused = build_adapter({1: 10, 2: 90}, {2: "quarantined"})
         beside = build_adapter({1: 90, 2: 10}, {2: "quarantined"})
         assert titles(find_refused([refused])) == ["1 adapter is refused"]
-        assert titles(find_refused([beside])) == []
+        (newest,) = find_refused([beside])
+        assert newest.title == "A newest version is quarantined"
+        assert "team-x/support@2" in newest.text
+        assert titles(find_refused([build_adapter({}, {2: "quarantined"})])) == ["A newest version is quarantined"]
+        assert titles(find_refused([build_adapter({2: 100}, {1: "quarantined"})])) == []
 
     def test_what_else_there_is_is_named(self) -> None:
         (thrash,) = list_thrash([Thrash("main-0", "9 adapters are wanted", [("a/b", 12), ("c/d", 2)])])

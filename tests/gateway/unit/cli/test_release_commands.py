@@ -321,3 +321,29 @@ def test_report_says_the_cause_first_and_counts_checks_by_name() -> None:
     shown = capture.get()
     assert shown.index("gate_up_proj") < shown.index("v_proj in layers") < shown.index("k_proj in layers")
     assert "1 of 3 checks passed; verdict: fail" in shown
+
+
+@pytest.mark.parametrize(
+    ("live", "live_state", "latest_state", "shown"),
+    [
+        (None, None, "quarantined", "quarantined"),
+        (None, None, "ready", "-"),
+        (1, "ready", "quarantined", "1 (2 quarantined)"),
+        (1, "quarantined", "ready", "1, quarantined"),
+        (1, "ready", None, "1"),
+    ],
+)
+def test_list_shows_what_is_quarantined(
+    serve: Serve,
+    capsys: pytest.CaptureFixture[str],
+    live: int | None,
+    live_state: str | None,
+    latest_state: str | None,
+    shown: str,
+) -> None:
+    facts = {"live": live, "live_state": live_state, "latest": 2, "latest_state": latest_state}
+    adapter = {"tenant": "team-x", "name": "bot", "created_at": "2027-01-01T00:00:00Z"} | facts
+    serve(**{"GET_/api/v1/tenants/team-x/adapters": {"data": [adapter], "next_cursor": None}})
+    adapters.list_("team-x")
+    row = next(line for line in capsys.readouterr().out.splitlines() if "team-x/bot" in line)
+    assert f" {shown} " in row
