@@ -181,6 +181,8 @@ def _judge_version(name: str, version: str, *, is_new: bool, oldest: str) -> Fin
 def _advise(text: str) -> str:
     if "password" in text or "authentication" in text or "pg_hba" in text:
         return "Check user and password in LORAPLEX_DATABASE_URL, and the server's pg_hba.conf."
+    if 'role "' in text and "does not exist" in text:
+        return "Check user and password in LORAPLEX_DATABASE_URL: the server knows no such user."
     if "does not exist" in text:
         return f"Create the database, then run: {_START}"
     return "Check host and port in LORAPLEX_DATABASE_URL, the network, and that the server runs."

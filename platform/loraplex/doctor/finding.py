@@ -16,6 +16,7 @@ import msgspec
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
 _SLOW_S = 0.02
+_INVALID_SETTING = "invalid_setting"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -48,10 +49,18 @@ class Check:
             for finding in self.find():
                 self._found.append(finding)
         except Exception as error:  # noqa: BLE001 - one check that breaks must not stop the others
-            # what a library says may quote a part of what it was given, a password among it
-            message = getattr(error, "message", None) or f"The check itself broke ({type(error).__name__})."
-            self._found.append(Finding(self.name, "fail", str(message), self.remedy))
+            self._found.append(self._explain(error))
         self._is_done = True
+
+    def _explain(self, error: Exception) -> Finding:
+        """Return what it means that the check ended early."""
+        if getattr(error, "code", None) == _INVALID_SETTING:
+            return Finding(self.name, "skip", "A setting that it needs is not valid: `settings.values` says which.")
+        message = error.strerror if isinstance(error, OSError) else getattr(error, "message", None)
+        if message:
+            return Finding(self.name, "fail", str(message), self.remedy)
+        # what a library says may quote a part of what it was given, a password among it
+        return Finding(self.name, "fail", f"The check itself broke ({type(error).__name__}).", "Report it.")
 
     def collect(self) -> list[Finding]:
         """Return what is found by now, and that it hangs if it is not done."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import sqlalchemy as sa
 
+from loraplex.db.database import check_database_url
 from loraplex.doctor.finding import Finding
 from loraplex.doctor.patient import Patient
 from loraplex.keys.secret import is_same_secret, parse_key
@@ -33,6 +34,7 @@ _MADE_BY_ITSELF = ("LORAPLEX_ADMIN_KEY", "LORAPLEX_KEY_PEPPER", "LORAPLEX_SIGNIN
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _NO_DIGEST = f"sha256:{'0' * 64}"
 _ASK_S = 5.0
+_PEPPER = "LORAPLEX_KEY_PEPPER"
 _RANDOM = "openssl rand -hex 32"
 
 
@@ -56,10 +58,26 @@ def _judge_secret(patient: Patient, name: str, check: str) -> Finding:
     value = patient.value(name)
     if value is None:
         return _judge_absent(patient, name, check)
+    if path := find_empty_file(patient, name):
+        return _tell_empty(check, path, name)
     if is_weak(value):
         why = f"{name} is short or one that stands in examples: it can be guessed."
-        return Finding(check, "fail", why, f"Make another: {_RANDOM}")
+        price = f", which ends every API key that there is by now: {_RANDOM}" if name == _PEPPER else f": {_RANDOM}"
+        return Finding(check, "fail", why, f"Make another{price}")
     return Finding(check, "ok", f"{name} is there.")
+
+
+def find_empty_file(patient: Patient, name: str) -> str | None:
+    """Return the file that a key is read from and that is empty, as a copy onto a full disk leaves it."""
+    found = patient.resolved.settings.get(name)
+    return found.path if found is not None and found.value == "" else None
+
+
+def _tell_empty(check: str, path: str, name: str) -> Finding:
+    remedy = "Restore it from the backup."
+    if name == _PEPPER:
+        remedy = "Restore it from the backup: another pepper would end every API key."
+    return Finding(check, "fail", f"{path} is empty.", remedy)
 
 
 def _judge_absent(patient: Patient, name: str, check: str) -> Finding:
@@ -82,6 +100,9 @@ def _check_signing(patient: Patient) -> Iterator[Finding]:
         elif patient.value("LORAPLEX_VERIFY_KEYS") is not None:
             kids = _read_kids(patient.value("LORAPLEX_VERIFY_KEYS") or "")
             yield Finding(check, "ok", f"Identities are trusted that are signed by {', '.join(kids)}.")
+        return
+    if path := find_empty_file(patient, "LORAPLEX_SIGNING_KEY"):
+        yield _tell_empty(check, path, "LORAPLEX_SIGNING_KEY")
         return
     signer = TokenSigner(private.encode())
     yield Finding(check, "ok", f"The signing key is {signer.kid}.")
@@ -161,7 +182,7 @@ def check_pepper(patient: Patient) -> Iterator[Finding]:
 
 
 def _is_absent(url: str) -> bool:
-    parsed = sa.make_url(url)
+    parsed = check_database_url(url)
     return parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists()
 
 

@@ -30,6 +30,12 @@ _FEW_FILES, _ENOUGH_FILES = 1024, 4096
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at
 _ENOUGH_SHARED = _GIB
 _COMPUTING = ("engine", "up")
+_FOLDER_SETTINGS = {
+    "data folder": "LORAPLEX_DATA_DIR or --data-dir",
+    "object store": "LORAPLEX_OBJECT_STORE_URL",
+    "uploads on their way": "TMPDIR",
+    "cache": "LORAPLEX_CACHE_DIR",
+}
 _PROXY_NAMES = ("http_proxy", "https_proxy", "all_proxy")
 _ASK_S = 1.0
 _ALIVE = ({"status": "alive"}, {"status": "ok"})
@@ -41,12 +47,24 @@ StatVfs = Callable[[str], os.statvfs_result]
 
 def check_disks(patient: Patient, statvfs: StatVfs = os.statvfs) -> Iterator[Finding]:
     """Look at the file systems of every folder that the part writes to."""
+    files = set()
     for what, path in _list_folders(patient):
-        place = next(folder for folder in (path, *path.parents) if folder.exists())
+        place = find_place(path)
+        if not place.is_dir():
+            if place not in files:
+                remedy = f"Name a folder by {_FOLDER_SETTINGS[what]}."
+                yield Finding("machine.disk", "fail", f"{place} ({what}) is a file, not a folder.", remedy, str(place))
+            files.add(place)
+            continue
         facts = statvfs(str(place))
         yield _judge_room(what, path, facts)
     if patient.part == "client":
         yield Finding("machine.disk", "skip", "This machine only calls: it keeps nothing.")
+
+
+def find_place(path: Path) -> Path:
+    """Return what there is of a path by now: itself, or the nearest folder above it."""
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _list_folders(patient: Patient) -> Iterator[tuple[str, Path]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from loraplex.client.location import find_empty
 from loraplex.config.judge import judge
 from loraplex.doctor.finding import Finding
+from loraplex.doctor.keys import find_empty_file
 from loraplex.doctor.patient import Patient
 
 
@@ -23,7 +24,9 @@ def check_settings(patient: Patient) -> Iterator[Finding]:
         for name, message in find_empty(patient.environ).items():
             yield Finding("settings.empty", "warn", f"{message}.", f"Set or unset {name}.", name)
     problems = judge(resolved, patient.environ, patient.door.load_settings, patient.door.check_store_url)
-    for problem in problems:
+    # `keys` says of these what to do
+    told = [problem for problem in problems if not find_empty_file(patient, problem.setting)]
+    for problem in told:
         yield Finding("settings.values", "fail", problem.message, f"Correct {problem.setting}.", problem.setting)
     if not problems:
         count = sum(found.source not in ("default", "none") for found in resolved.settings.values())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from loraplex.doctor.finding import Finding, judge_clock
+from loraplex.doctor.machine import find_place
 from loraplex.doctor.patient import Patient
 
 _SKEW_WARN_S, _SKEW_FAIL_S = 5.0, 300.0
@@ -15,6 +18,9 @@ def check_store(patient: Patient) -> Iterator[Finding]:
     url = patient.value("LORAPLEX_OBJECT_STORE_URL")
     if url is None:
         yield Finding("store.writes", "skip", f"Nothing says where the object store of {patient.part} is.")
+        return
+    if url.startswith("file:") and not find_place(Path(unquote(urlsplit(url).path))).is_dir():
+        yield Finding("store.writes", "skip", "A file stands where its folder is to be: `machine.disk` says which.")
         return
     for step in patient.door.probe_store(url, patient.value("LORAPLEX_OBJECT_STORE_PUBLIC_URL")):
         if step.clock is None:

@@ -71,8 +71,9 @@ class DataFolder:
             self.path.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
             return (self.path / "lock").open("w")
         except OSError as error:
+            why = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
             raise UpError(
-                f"{self.path} cannot be the data folder ({error.strerror}). Choose another one with --data-dir."
+                f"{self.path} cannot be the data folder ({why}). Choose another one with --data-dir."
             ) from error
 
     def prepare(self, signing_key: str | None) -> TokenSigner:

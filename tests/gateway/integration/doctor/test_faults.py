@@ -72,6 +72,20 @@ def test_a_wrong_password_of_the_database() -> None:
     assert "p-ss" not in str(found)
 
 
+def test_a_user_whom_the_database_does_not_know(postgres_url: str) -> None:
+    url = sa.make_url(postgres_url).set(username="nobody_of_this_name").render_as_string(hide_password=False)
+    found = look(check_database, see({"LORAPLEX_DATABASE_URL": url}))["database.reachable"]
+    assert found.verdict == "fail"
+    assert "user and password" in found.remedy
+
+
+def test_a_database_that_does_not_exist(postgres_url: str) -> None:
+    url = sa.make_url(postgres_url).set(database="none_of_this_name").render_as_string(hide_password=False)
+    assert (
+        "Create the database" in look(check_database, see({"LORAPLEX_DATABASE_URL": url}))["database.reachable"].remedy
+    )
+
+
 def test_a_database_that_hangs_holds_up_nobody_else() -> None:
     with silent_server() as port:
         patient = see({"LORAPLEX_DATABASE_URL": f"postgresql+psycopg://u:{PASSWORD}@127.0.0.1:{port}/x"}, limit_s=1.0)
@@ -175,9 +189,11 @@ def test_a_redis_that_is_down() -> None:
     assert verdicts(found) == {"redis.reachable": "fail"}
     # one that should have been encoded makes the URL none
     patient = see({"LORAPLEX_REDIS_URL": f"redis://:{PASSWORD}@127.0.0.1:{port}/0"})
-    (broken,) = run_checks([Check("redis", lambda: check_redis(patient), 1.0)])
-    assert "%2F" in broken.message
-    assert "p-ss" not in str((found, broken))
+    (broken,) = run_checks([Check("redis", lambda: check_redis(patient), 1.0, "It hangs.")])
+    settings = look(check_settings, patient)["settings.values"]
+    assert (broken.verdict, broken.remedy, settings.verdict) == ("skip", "", "fail")
+    assert "%2F" in settings.message
+    assert "p-ss" not in str((found, broken, settings))
 
 
 def test_a_redis_beside_sqlite_is_nobodys(tmp_path: Path) -> None:
