@@ -9,6 +9,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from loraplex.dashboard.asset import Assets
 from loraplex.dashboard.board import Board
 from loraplex.dashboard.door import SessionDoor
+from loraplex.dashboard.key_name import name_key
 from loraplex.dashboard.live import Streams
 from loraplex.dashboard.lookout import Lookout
 from loraplex.dashboard.page import HEADERS, Pages
@@ -35,7 +36,7 @@ _RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items
 def build_dashboard(parts: Parts) -> Litestar:
     """Return the application that answers `/` and everything below `/ui/`."""
     assets = Assets()
-    pages = Pages(assets)
+    pages = Pages(assets, lambda identity: name_key(parts.directory, identity.key_id, identity))
     sessions = Sessions(parts.database)
     door = SessionDoor(sessions, parts.authenticator, parts.freshen_keys, pages)
     board = Board(parts.database, parts.stats)

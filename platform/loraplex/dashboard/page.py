@@ -5,7 +5,7 @@ Every text goes into a page escaped, whoever wrote it; a name that a template do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from loraplex.dashboard.shown import FILTERS
 from loraplex.dashboard.visit import find_identity, get_address, wants_json
 from loraplex.gateway.problem import describe
 from loraplex.version import __version__
+from loraplex_registry.wire.identity import Identity
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -33,9 +34,15 @@ _NOT_KEPT = {"cache-control": "no-store"}
 
 
 class Pages:
-    """Renders; `entries` is the whole menu, filled once the routes are known."""
+    """Renders; `entries` is the whole menu, filled once the routes are known.
 
-    def __init__(self, assets: Assets) -> None:
+    Args:
+        assets: What pages load.
+        name_key: What the key of whoever asks is called, None if that is not known.
+    """
+
+    def __init__(self, assets: Assets, name_key: Callable[[Identity], str | None]) -> None:
+        self._name_key = name_key
         self.entries: Sequence[Entry] = ()
         self._environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent / "templates"),
@@ -58,7 +65,8 @@ class Pages:
         """Return the page that a template makes, with menu and head, for whoever asks."""
         identity = find_identity(request)
         entries = () if identity is None else [entry for entry in self.entries if entry.is_for(identity)]
-        text = self.render(template, me=identity, entries=entries, path=request.url.path, **context)
+        key = None if identity is None else self._name_key(identity)
+        text = self.render(template, me=identity, key=key, entries=entries, path=request.url.path, **context)
         return Response(text, status_code=status, headers=_NOT_KEPT | (headers or {}), media_type="text/html")
 
     def show_bare(

@@ -42,7 +42,8 @@ class TenantEntry(msgspec.Struct, frozen=True):
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A key without its secret: what verification, identity and limits need.
 
-    Lower `priority` goes first. `rotated_from` is the id of the key that it replaces.
+    Lower `priority` goes first. `rotated_from` is the id of the key that it replaces; `name` is what
+    people call it.
     """
 
     public_id: str
@@ -57,6 +58,7 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     rate_limits: RateLimits | None = None
     priority: int = 0
     rotated_from: str | None = None
+    name: str = ""
 
     def __repr__(self) -> str:
         return f"KeyEntry({self.public_id})"
@@ -223,4 +225,5 @@ def _read_key(row: Any) -> KeyEntry:
         rate_limits=read_limits(row["limits"]),
         priority=row["priority"] or 0,
         rotated_from=row["rotated_from"],
+        name=row["name"],
     )

@@ -270,6 +270,26 @@ class TestAudit:
         nobody = read_text(await read(admin, "/ui/audit?actor=nobody"))
         assert "No event fits" in nobody
 
+    async def test_the_key_is_named_beside_the_actor_to_those_whose_it_is(
+        self, world: GatewayWorld, admin: Browser
+    ) -> None:
+        scopes = ["adapters:read", "adapters:write", "audit:read"]
+        text = await world.create_key("team-000", name="ci2", scopes=scopes)
+        await world.push("team-000", "by-admin")
+        path = "/api/v1/tenants/team-000/adapters/style/versions"
+        assert (await world.call("POST", path, key=text, files=world.last_files())).status_code == 201
+        created = "/ui/audit?action=adapter.version_created"
+        (by_tenant, by_admin) = [row[4] for row in read_rows(await read(admin, created))]
+        assert by_tenant == "bootstrap ci2 (team-000)"
+        assert by_admin == "bootstrap bootstrap (platform)"
+        tenant = Browser(world)
+        await tenant.log_in(text)
+        assert [row[3] for row in read_rows(await read(tenant, created))] == ["bootstrap ci2 (team-000)", "bootstrap"]
+        assert "Key ci2 (team-000) bootstrap · tenant key" in read_text(await read(tenant, created))
+        for address in ("/ui/adapters/team-000/style", "/ui/adapters/team-000/style/versions/1"):
+            assert "ci2 (team-000)" in read_text(await read(tenant, address)).partition("tenant key")[2], address
+        assert "platform" not in read_text(await read(tenant, "/ui/adapters/team-000/by-admin"))
+
     async def test_what_events_tell_is_text(self, world: GatewayWorld, admin: Browser) -> None:
         await fill_events(world, 1)
         row = next(row for row in await world.rows(gateway_event) if row["actor"] == "ada")

@@ -11,6 +11,7 @@ from litestar.response import Stream
 
 from loraplex.dashboard.adapter_act import find_previous, list_version_acts, may, name_targets
 from loraplex.dashboard.adapter_row import MAX_ROWS, STATES, Filter, Traffic, TrafficKey, build_rows, read_traffic
+from loraplex.dashboard.key_name import find_maker
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
 from loraplex.dashboard.sign import Calls, Failing, describe_failing, find_worst
@@ -115,6 +116,7 @@ def _build_one(desk: Desk) -> list[Any]:
             version_acts={version.version: list_version_acts(by, version) for version in versions},
             outcomes=calls,
             failing=None if failing is None else describe_failing(failing),
+            maker=await find_maker(desk.parts, by, f"{found.tenant}/{adapter}@1", found.created_at),
             main_version=None if failing is None or failing.target == failing.main else failing.main.version,
             cursor=cursor,
             can_write=may(by, "promote"),
@@ -135,6 +137,9 @@ def _build_one(desk: Desk) -> list[Any]:
             "version.html",
             version=version,
             files=files,
+            maker=await find_maker(
+                desk.parts, by, f"{version.tenant}/{version.adapter}@{version.version}", version.created_at
+            ),
             acts=list_version_acts(by, version),
             aliases=[one for one in aliases if any(t.version == version.version for t in one.targets)],
             can_download=by.has_scope(READ) and version.state != "purged",

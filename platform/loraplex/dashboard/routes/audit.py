@@ -9,6 +9,7 @@ import msgspec
 from litestar import Request, Response, get
 
 from loraplex.audit.action import ACTIONS
+from loraplex.dashboard.key_name import name_key
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
 from loraplex.gateway.paging import read_query, take_page
@@ -33,7 +34,10 @@ def build_audit(desk: Desk) -> Section:
         wanted = read_event_query(fields, identity, parts.directory)
         found = await read_events(parts.database, parts.fleet, page, wanted)
         older = found["next_cursor"] and f"/ui/audit?{urlencode(fields | {'cursor': found['next_cursor']})}"
-        rows = [row | {"details": show_details(row["details"])} for row in found["data"]]
+        rows = [
+            row | {"details": show_details(row["details"]), "key": name_key(parts.directory, row["key_id"], identity)}
+            for row in found["data"]
+        ]
         return desk.pages.show(
             request,
             "audit.html",
