@@ -2,7 +2,8 @@
 
 `Ledger` is the only writer of these tables. A row is on disk when `open` returns, and when `settle` does unless the
 database is away: then the settlement is kept and tried again until it is back. While one commit runs the next group
-gathers, so nobody waits for a timer and a lone caller waits for its own commit only.
+gathers, so nobody waits for a timer and a lone caller waits for its own commit only. A row whose commit broke, so that
+nobody knows whether it is there, is taken back: its request does not run.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ than were running when it went.
 _log = logging.getLogger(__name__)
 
 _OPEN = Statement(lambda dialect: dialect.insert(request))
+# Waits for a commit that is on its way still, so that what is taken back cannot come after.
+_OPEN_AGAIN = Statement(lambda dialect: dialect.insert(request).on_conflict_do_nothing(index_elements=["request_id"]))
+_TAKE_BACK = Statement(lambda _: sa.delete(request).where(request.c.request_id == sa.bindparam("id")))
 _SETTLE = Statement(
     lambda dialect: (
         dialect.insert(usage).on_conflict_do_nothing(index_elements=["request_id"]).returning(usage.c.request_id)
@@ -73,6 +77,7 @@ class Ledger:
         self._pending: list[_Entry] = []
         self._has_work = asyncio.Event()
         self._kept: dict[str, _Entry] = {}
+        self._doubted: dict[str, RequestRow] = {}
         self._has_kept = asyncio.Event()
         self._seen: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,7 +95,7 @@ class Ledger:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        if self._kept:
+        if self._kept or self._doubted:
             await self._write_last()
 
     async def open(self, row: RequestRow) -> None:
@@ -136,26 +141,31 @@ class Ledger:
         while True:
             await self._has_kept.wait()
             await asyncio.sleep(wait_s)
-            num_kept = len(self._kept)
+            num_kept, num_left = len(self._kept), self._num_left
             await self._write_group(list(self._kept.values())[:_MAX_GROUP])
-            is_away = len(self._kept) >= num_kept
+            await self._take_back()
+            is_away = self._num_left >= num_left
             wait_s = min(2 * wait_s, _LONGEST_RETRY_S) if is_away else _FIRST_RETRY_S
-            if not self._kept:
+            if not self._num_left:
                 self._has_kept.clear()
-                _log.info("the database is back; all usage is written")
+                if num_kept:
+                    _log.info("the database is back; all usage is written")
 
     async def _write_last(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_TRY_S):
-                num_kept = 0
-                while self._kept and len(self._kept) != num_kept:
-                    num_kept = len(self._kept)
+                num_left = 0
+                while self._num_left and self._num_left != num_left:
+                    num_left = self._num_left
                     await self._write_group(list(self._kept.values())[:_MAX_GROUP])
+                    await self._take_back()
         if self._kept:
             _log.error("%d settlements could not be written; the next start asks the engines", len(self._kept))
 
     async def _write_group(self, group: list[_Entry]) -> None:
         """Commit a group; when the database refuses it, row by row, so that one bad row hurts only itself."""
+        if not group:
+            return
         try:
             await self._commit(group)
         except DBAPIError as error:
@@ -171,6 +181,10 @@ class Ledger:
             self._finish(group, error)
         else:
             self._finish(group, None)
+
+    @property
+    def _num_left(self) -> int:
+        return len(self._kept) + len(self._doubted)
 
     def _keep(self, group: Sequence[_Entry], error: Exception) -> None:
         """Keep settlements as far as there is room; what was to be opened fails, as it must not run."""
@@ -197,13 +211,42 @@ class Ledger:
         opened = [_request_values(entry.row, self._gateway) for entry in group if entry.settlement is None]
         settled = [(entry.row, entry.settlement) for entry in group if entry.settlement is not None]
 
+        is_written = False
+
         def write(transaction: Transaction) -> None:
+            nonlocal is_written
             if opened:
                 transaction.run(_OPEN, opened)
             if settled:
                 _settle(transaction, settled)
+            is_written = True
 
-        await self._database.transact(write)
+        try:
+            await self._database.transact(write)
+        except (LoraplexError, OSError):
+            if is_written and opened:
+                self._doubted |= {entry.row.request_id: entry.row for entry in group if entry.settlement is None}
+                self._has_kept.set()
+            raise
+
+    async def _take_back(self) -> None:
+        """Remove rows of requests that do not run, if they are there."""
+        rows = list(self._doubted.values())[:_MAX_GROUP]
+        if not rows:
+            return
+
+        def write(transaction: Transaction) -> None:
+            transaction.run(_OPEN_AGAIN, [_request_values(row, self._gateway) for row in rows])
+            transaction.run(_TAKE_BACK, [{"id": row.request_id} for row in rows])
+
+        try:
+            await self._database.transact(write)
+        except (LoraplexError, OSError):
+            return
+        except Exception:  # noqa: BLE001 - the next start settles them
+            _log.exception("%d requests that do not run could not be taken back", len(rows))
+        for row in rows:
+            del self._doubted[row.request_id]
 
     async def _write_progress(self) -> None:
         while True:

@@ -65,6 +65,13 @@ class Outage:
 
         self._database.transact = refuse  # type: ignore[method-assign]
 
+    def break_commits(self) -> None:
+        async def lose(work: Any) -> Any:
+            await self._transact(work)
+            raise UnavailableError
+
+        self._database.transact = lose  # type: ignore[method-assign]
+
     def end(self) -> None:
         self._database.transact = self._transact  # type: ignore[method-assign]
 
@@ -151,6 +158,51 @@ async def test_settlements_of_an_outage_are_written_after_it(database: Database,
     await until(is_written)
     assert {used["completion_tokens"] for used in await read(database, usage)} == {5}
     assert await find_open_requests(database, NOW + timedelta(days=1)) == []
+
+
+async def test_a_row_whose_commit_broke_is_taken_back_as_its_request_does_not_run(
+    database: Database, ledger: Ledger
+) -> None:
+    await ledger.open(row("req_before"))
+    outage = Outage(database)
+    outage.break_commits()
+    opens = [ledger.open(row("req_1")), ledger.open(row("req_2"))]
+    settles = [ledger.settle(row("req_before"), Settlement(outcome="ok", done=DONE))]
+    results = await asyncio.gather(*opens, *settles, return_exceptions=True)
+    assert [type(result) for result in results] == [UnavailableError, UnavailableError, type(None)]
+    assert len(await read(database, request)) == 3
+    outage.end()
+
+    async def is_gone() -> bool:
+        return [found["request_id"] for found in await read(database, request)] == ["req_before"]
+
+    await until(is_gone)
+    assert [used["request_id"] for used in await read(database, usage)] == ["req_before"]
+    await ledger.open(row("req_after"))
+    assert len(await read(database, request)) == 2
+
+
+async def test_what_was_never_written_is_not_taken_back(database: Database) -> None:
+    ledger, outage = Ledger(database), Outage(database)
+    ledger.start()
+    outage.begin()
+    with pytest.raises(UnavailableError):
+        await ledger.open(row())
+    outage.end()
+    await ledger.open(row())
+    await ledger.stop()
+    assert len(await read(database, request)) == 1
+
+
+async def test_what_is_in_doubt_at_the_stop_is_taken_back_then(database: Database) -> None:
+    ledger, outage = Ledger(database), Outage(database)
+    ledger.start()
+    outage.break_commits()
+    with pytest.raises(UnavailableError):
+        await ledger.open(row())
+    outage.end()
+    await ledger.stop()
+    assert await read(database, request) == []
 
 
 async def test_what_an_outage_left_is_written_at_the_stop(database: Database) -> None:
