@@ -50,10 +50,14 @@ IN_SDIST = (
 )
 TESTS = ("tests/gateway/unit", "tests/registry/unit", "tests/gateway/api", "tests/registry/api", "tests/migrations")
 """Tests of the control plane, which need no engine."""
-NEED_TORCH = (
+NEED_MODELS = (
     "tests/gateway/unit/cli/test_adapter_check.py",
-    "tests/registry/unit/peft/test_peft_saved.py",
+    *(
+        f"tests/registry/unit/peft/test_{name}.py"
+        for name in ("config", "fuzz", "header", "kinds", "peft_saved", "releases", "target")
+    ),
 )
+"""Of these, what compares with PyTorch, PEFT or safetensors."""
 TEST_TOOLS = ("hypothesis", "openai", "pytest", "pytest-asyncio", "pytest-socket", "pytest-xdist", "tokenizers")
 IMPORT_ALL = """
 import importlib, pathlib, sys
@@ -276,7 +280,7 @@ def try_python(folder: Path, minor: str, wheel: Path) -> None:
         facts += [run(python, "-W", "error", "-c", IMPORT_ALL, cwd=folder, env=env).strip(), serve(python, folder, env)]
     with step(f"its tests on Python {minor}") as facts:
         install(python, "-c", ROOT / "requirements/lock.txt", *TEST_TOOLS)
-        ignored = [word for file in NEED_TORCH for word in ("--ignore", file)]
+        ignored = [word for file in NEED_MODELS for word in ("--ignore", file)]
         options = ("-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", f"--basetemp={folder}/pt")
         output = run(python, "-m", "pytest", *options, *ignored, *TESTS, env=build_outside_environment())
         facts.append(output.strip().splitlines()[-1].strip("= "))

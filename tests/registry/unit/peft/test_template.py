@@ -121,7 +121,7 @@ def test_a_process_that_is_killed_or_says_nonsense_is_a_refusal(
         assert fault_of(tmp_path, ALL)
 
 
-def keep_kernel_busy(reader: BinaryIO, writer: BinaryIO, system_s: float = 1.0) -> None:
+def keep_kernel_busy(reader: BinaryIO, writer: BinaryIO, system_s: float = 0.5) -> None:
     """Take hardly any user time: what a machine short of memory charges to whoever touches it."""
     limit_task(MAX_CPU_S)
     with open("/dev/zero", "rb", buffering=0) as zeros:  # noqa: PTH123 - nothing else is to take time
