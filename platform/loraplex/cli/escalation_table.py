@@ -78,9 +78,9 @@ def _show_saturation(saturation: dict[str, Any]) -> str:
     )
 
 
-def show_copies(copies: dict[str, Any]) -> str:
-    """Return what so many copies take."""
-    return f"{copies['weights_gib']:,.1f} GiB of weights on {copies['gpus']} x {copies['gpu']}"
+def show_copies(copies: dict[str, Any], of_what: str) -> str:
+    """Return what so many copies take; the platform reckons with a usual size, not with that of its own base."""
+    return f"{copies['weights_gib']:,.1f} GiB of weights {of_what}on {copies['gpus']} x {copies['gpu']}"
 
 
 def _show_amount(amount: float | None, currency: str | None) -> str | None:

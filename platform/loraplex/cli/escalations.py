@@ -194,7 +194,12 @@ def register(
         as_json: Print JSON for programs.
     """
     with open_escalations() as client:
-        digest = digest or client.find_digest(pool)
+        try:
+            digest = digest or client.find_digest(pool)
+        except ClientError:
+            # a pool may well be missing where it is too early for one
+            client.check_possible(escalation, "register")
+            raise
         found = client.move(escalation, "register", {"pool": pool, "digest": digest, "cost_per_month": cost})
     _tell(found, as_json=as_json)
 
@@ -277,8 +282,8 @@ def report(*, as_json: AsJson = False) -> None:
             "overdue": found["num_overdue"],
             "cost a month": costs,
             "forty at that price": forty,
-            "forty full fine-tunes": show_copies(found["forty_full_fine_tunes"]),
-            "forty adapters": show_copies(found["forty_adapters"]),
+            "forty full fine-tunes": show_copies(found["forty_full_fine_tunes"], "of an 8B base "),
+            "forty adapters": show_copies(found["forty_adapters"], "of rank 16 for it "),
         }
     )
 
@@ -310,6 +315,12 @@ def read_evidence(path: Path, data: Path | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ClientError(f"{path} is not a JSON object.", code="invalid_json", param="evidence")
     if digest is None:
+        if "data_digest" not in found:
+            raise ClientError(
+                f"{path} has no data_digest: give --data FILE, the data that was evaluated, and its sha256 is put in.",
+                code="invalid_request_error",
+                param="data",
+            )
         return found
     if found.get("data_digest") not in (None, digest):
         raise ClientError(

@@ -66,6 +66,17 @@ class Escalations:
         answer = self.connection.send("POST", f"{_path(escalation)}/{verb}", json=present, **options)
         return decode(answer.content, dict[str, Any])
 
+    def check_possible(self, escalation: str, verb: str) -> None:
+        """Return if one can be given a verb now.
+
+        Raises:
+            ClientError: Its state does not allow it.
+        """
+        found = self.get(escalation)
+        if verb not in found["verbs"]:
+            possible = f"what can be done now: {', '.join(found['verbs'])}" if found["verbs"] else "nothing can be done"
+            raise ClientError(f"This escalation is {found['state']}; {possible}.", code="conflict", param="state")
+
     def find_digest(self, pool: str) -> str:
         """Return the digest of the one model that a pool's engines serve now.
 
@@ -77,7 +88,9 @@ class Escalations:
         names = sorted({engine["pool"] for engine in full})
         if pool not in names:
             known = f"there are {', '.join(names)}" if names else "there is none yet"
-            raise ClientError(f"LORAPLEX_POOLS has no pool {pool} of a full model; {known}.", param="pool")
+            raise ClientError(
+                f"LORAPLEX_POOLS has no pool {pool} of a full model; {known}.", code="not_found", param="pool"
+            )
         models = [engine["state"].get("model") or {} for engine in full if engine["pool"] == pool]
         digests = sorted({model["digest"] for model in models if model.get("digest")})
         if len(digests) != 1:

@@ -126,7 +126,7 @@ def test_without_an_adapter_the_default_is_meant_and_no_evidence_is_an_error(
     serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gateway = serve()
-    (tmp_path / "e.json").write_text("{}")
+    (tmp_path / "e.json").write_text(json.dumps({"data_digest": FULL}))
     run("open", "team-x", "--evidence", str(tmp_path / "e.json"))
     assert gateway.sent[0][1]["adapter"] == "default"
     for text in ("[1]", "{", ""):
@@ -169,7 +169,8 @@ def test_verbs_send_what_they_are_told(serve: Serve, words: str, verb: str, body
 def test_register_takes_the_digest_that_the_pool_reports(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     def fleet(*digests: str) -> dict[str, Any]:
         engines = [{"pool": "p", "model": "m", "state": {"model": {"digest": digest}}} for digest in digests]
-        return {"GET /api/v1/fleet": {"data": [*engines, {"pool": "main", "state": {}}]}}
+        approved = WHOLE | {"state": "approved", "verbs": ["register", "close"]}
+        return {"GET /api/v1/fleet": {"data": [*engines, {"pool": "main", "state": {}}]}, f"GET {ONE}": approved}
 
     gateway = serve(**fleet(FULL, FULL))
     assert run("register", ESC, "--pool", "p") == 0
@@ -177,13 +178,40 @@ def test_register_takes_the_digest_that_the_pool_reports(serve: Serve, capsys: p
     for digests in ((FULL, "sha256:" + "b" * 64), ("",)):
         gateway = serve(**fleet(*digests))
         assert run("register", ESC, "--pool", "p") == 1
-        assert len(gateway.sent) == 1
+        assert all(name.startswith("GET") for name, _ in gateway.sent)
         assert "say which with --digest" in capsys.readouterr().err.replace("\n", " ")
     for pool, known, digests in (("typo", "there are p", (FULL,)), ("main", "there is none yet", ())):
         gateway = serve(**fleet(*digests))
         assert run("register", ESC, "--pool", pool) == 1
-        assert len(gateway.sent) == 1
+        assert all(name.startswith("GET") for name, _ in gateway.sent)
         assert f"no pool {pool} of a full model; {known}" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_evidence_without_a_digest_says_to_give_the_data(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = serve()
+    evidence = tmp_path / "ev.json"
+    evidence.write_text('{"evaluation": "e"}')
+    assert main(["escalations", "open", "team-x", "--evidence", str(evidence)]) == 1
+    assert "give --data FILE" in " ".join(capsys.readouterr().err.split())
+    assert gateway.sent == []
+
+
+@pytest.mark.parametrize(
+    ("verbs", "said"),
+    [
+        (["approve", "close"], "This escalation is requested; what can be done now: approve, close.  [conflict"),
+        (["register", "close"], "LORAPLEX_POOLS has no pool nope of a full model; there is none yet.  [not_found"),
+    ],
+)
+def test_register_without_a_pool_complains_of_the_state_first(
+    verbs: list[str], said: str, serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway = serve(**{"GET /api/v1/fleet": {"data": []}, f"GET {ONE}": WHOLE | {"verbs": verbs}})
+    assert main(["escalations", "register", ESC, "--pool", "nope"]) == 1
+    assert said in capsys.readouterr().err
+    assert [name for name, _ in gateway.sent] == ["GET /api/v1/fleet", f"GET {ONE}"]
 
 
 def test_lists_and_the_report_show_owner_age_and_cost(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +229,7 @@ def test_lists_and_the_report_show_owner_age_and_cost(serve: Serve, capsys: pyte
     assert all(part in shown for part in (ESC, "team-x/bot", "3 d", "2,500.50 EUR", "tina"))
     assert run("report") == 0
     shown = capsys.readouterr().out
-    assert "598.4 GiB of weights on 8 x H100 80 GB" in shown
+    assert "598.4 GiB of weights of an 8B base on 8 x H100 80 GB" in shown
     assert "100,020.00 EUR" in shown
     assert run("show", ESC) == 0
     assert "far away" in capsys.readouterr().out
