@@ -87,6 +87,7 @@ def bench(
     asked = _build_bench(_find_servers(url, against, against_key_file), workload, load, result)
     baseline = read_result(result.compare) if result.compare else None
     _check(asked, baseline, load)
+    say(describe_size(asked, is_sweep=load.sweep))
     with BenchBar() as bar:
         take = take_sweep if load.sweep else take_bench
         found = take(asked, workload.build_text(), bar)
@@ -102,6 +103,19 @@ def bench(
     return int(
         bool(found.problems) or (found.comparison is not None and found.comparison.verdict in ("worse", "mixed"))
     )
+
+
+def describe_size(asked: Bench, *, is_sweep: bool) -> str:
+    """Return how many requests are about to be sent."""
+    num, warmup = asked.num_requests, asked.num_warmup
+    before = f", after {warmup} to warm up" if warmup else ""
+    each = " to each of the two servers" if len(asked.servers) > 1 else ""
+    if is_sweep:
+        more = " or more" if asked.load.rate is None else ""
+        return f"Each step of the sweep sends {num} requests{more} (--requests){before}; it finds out how many steps."
+    total = asked.num_repeats * num * len(asked.servers)
+    sent = f"{asked.num_repeats} repeats (--repeats) of {num} requests (--requests) are sent{each}"
+    return f"{sent}, {total:,} in all{before}."
 
 
 def _build_bench(servers: dict[str, Server], workload: WorkloadFlags, load: LoadFlags, result: ResultFlags) -> Bench:

@@ -239,4 +239,6 @@ def test_command_writes_what_it_saw_and_compares(tmp_path: Path, monkeypatch: py
     assert msgspec.json.decode(saved.read_bytes(), type=Result).stamp.flags["concurrency"] == 10
     told = capfd.readouterr()
     assert "Worse than baseline" in told.err
+    first, *_ = told.err.splitlines()
+    assert first == "3 repeats (--repeats) of 20 requests (--requests) are sent, 60 in all, after 2 to warm up."
     assert "p99 needs 299" in told.err

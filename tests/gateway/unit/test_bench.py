@@ -27,13 +27,14 @@ from loraplex.bench.popularity import build_chooser
 from loraplex.bench.pulse import Pulse
 from loraplex.bench.refusal import find_gaps_in_figures, find_problems, keeps_up
 from loraplex.bench.result import Repeat, Result, Stamp, read_result
-from loraplex.bench.run import build_repeat
+from loraplex.bench.run import Bench, build_repeat
 from loraplex.bench.scrape import find_server_times, read_samples
 from loraplex.bench.slo import is_good, read_slo
 from loraplex.bench.svg import find_ticks
 from loraplex.bench.text import Text, read_vocabulary
 from loraplex.bench.trace import read_trace
 from loraplex.bench.workload import Request, Workload, build_requests
+from loraplex.cli.bench import describe_size
 
 MODELS = ("a", "b", "c", "d")
 LOAD = Load(concurrency=4)
@@ -390,3 +391,15 @@ def test_page_needs_nothing_else_and_escapes_what_servers_say() -> None:
 def test_ticks_are_round() -> None:
     assert find_ticks(0, 97) == [0, 20, 40, 60, 80]
     assert find_ticks(0.93, 1.07) == [0.95, 1.0, 1.05]
+
+
+def test_the_size_of_a_run_is_said_before_it() -> None:
+    one, two = read_server("http://one", ""), read_server("http://two", "")
+    lengths = read_lengths("8", "prompt")
+    workload = Workload(models=("m",), prompt=lengths, output=lengths)
+    asked = Bench({one.url: one, two.url: two}, workload, Load(concurrency=4), 300, num_repeats=5, num_warmup=0)
+    said = "5 repeats (--repeats) of 300 requests (--requests) are sent to each of the two servers, 3,000 in all."
+    assert describe_size(asked, is_sweep=False) == said
+    swept = replace(asked, servers={one.url: one}, num_warmup=16)
+    assert describe_size(swept, is_sweep=True).startswith("Each step of the sweep sends 300 requests or more")
+    assert "after 16 to warm up" in describe_size(swept, is_sweep=True)
