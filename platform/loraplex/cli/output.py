@@ -5,6 +5,7 @@ Text of servers, models and files is hostile: it is printed as plain text, witho
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -25,7 +26,7 @@ AsJson = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON 
 
 SHORT_DIGEST = len("sha256:") + 12
 """Characters of a digest that tables show; the API takes as many."""
-_PIPE_WIDTH = 200
+_PIPE_WIDTH, _MAX_WIDTH = 200, 100_000
 _CONTROL = dict.fromkeys((*range(32), 127, *range(128, 160)), "�")
 _CONTROL_BUT_LINES = {code: sign for code, sign in _CONTROL.items() if chr(code) not in "\n\t"}
 
@@ -33,7 +34,13 @@ _CONTROL_BUT_LINES = {code: sign for code, sign in _CONTROL.items() if chr(code)
 @cache
 def stdout() -> Console:
     """The console for data."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _find_pipe_width())
+
+
+def _find_pipe_width() -> int:
+    """Return COLUMNS, which shells set and do not export, so whoever did means it; else enough for most tables."""
+    told = os.environ.get("COLUMNS", "")
+    return int(told) if told.isascii() and told.isdigit() and 0 < int(told) <= _MAX_WIDTH else _PIPE_WIDTH
 
 
 @cache
