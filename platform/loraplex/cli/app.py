@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from inspect import Parameter as Argument
+from inspect import signature
 from typing import Any
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter
 
 from loraplex.version import __version__
 
@@ -22,6 +24,7 @@ Try it:
 Clients read LORAPLEX_URL and LORAPLEX_API_KEY, and without them
 use the platform that `up` runs for this user on this machine.
 """
+_BY_POSITION = Argument.POSITIONAL_ONLY
 _RUN = Group("Run", sort_key=0)
 _MANAGE = Group("Manage", sort_key=1)
 _USE = Group("Use", sort_key=2)
@@ -97,14 +100,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = app(tokens, exit_on_error=False, print_error=not as_json, result_action="return_value")
     except CycloptsError as error:
+        usage = _build_usage(error)
         if as_json:
-            _print_json_error(str(error), "wrong_call")
+            _print_json_error(f"{error} {usage}".strip(), "wrong_call")
+        elif usage:
+            sys.stderr.write(f"{usage}\n")
         return 2
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - each part has its own tree of errors; faults are raised again
         return _explain(error, as_json=as_json)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _build_usage(error: CycloptsError) -> str:
+    """Return all that a command wants by position, where a part of it is missing: the error names only the last."""
+    if not isinstance(error, MissingArgumentError) or error.target is None or error.argument is None:
+        return ""
+    if error.argument.field_info.kind is not _BY_POSITION:
+        return ""
+    wanted = [
+        parameter.name.upper() if parameter.default is parameter.empty else f"[{parameter.name.upper()}]"
+        for parameter in signature(error.target).parameters.values()
+        if parameter.kind is _BY_POSITION
+    ]
+    return f"Usage: {' '.join(('loraplex', *(error.command_chain or ()), *wanted))}" if wanted else ""
 
 
 def _explain(error: Exception, *, as_json: bool) -> int:

@@ -31,7 +31,7 @@ app = App(
         "loraplex keys create team-x --name app",
         "loraplex keys create team-x --name ci --scope adapters:write",
         "loraplex keys create team-x --name batch --limit tokens_per_minute=6000 --priority 4",
-        "loraplex keys create ops --name grace --owner grace --role admin",
+        "loraplex tenants create ops && loraplex keys create ops --name grace --owner grace --role admin",
     )
 )
 def create(
@@ -56,7 +56,8 @@ def create(
         scopes: What it may do (infer if none is given): infer, adapters:read, adapters:write, usage:read, keys:write,
             escalations:write, metrics:read, audit:read; repeat for more.
         role: Makes a platform key in place of one with scopes: admin may do everything in all tenants, admin_readonly
-            look at it.
+            look at it. Like any key it stands under a tenant, by which it is listed, rotated and revoked; what it may
+            do does not depend on which, so take one of your own, as ops.
         expires_at: When it ends, RFC 3339, as 2027-01-31T00:00:00Z.
         limits: NAME=NUMBER of requests_per_minute, tokens_per_minute, concurrent_requests, tokens_per_day,
             tokens_per_month, beside those of the team; repeat for more.

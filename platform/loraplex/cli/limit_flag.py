@@ -28,7 +28,8 @@ def read_limits(texts: Sequence[str] | None) -> dict[str, int | None] | None:
         found = _LIMIT.fullmatch(text)
         if found is None:
             raise ClientError(
-                f"{text!r} is not NAME=NUMBER, as tokens_per_minute=6000 or adapter_bytes=10GiB.",
+                f"{text!r} is not NAME=NUMBER, as tokens_per_minute=6000 or adapter_bytes=10GiB, nor NAME=none, which "
+                "removes a limit.",
                 code="invalid_request_error",
                 param="limit",
             )

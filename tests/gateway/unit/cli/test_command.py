@@ -116,9 +116,26 @@ def test_wrong_call_is_exit_code_2(arguments: list[str]) -> None:
     assert main(arguments) == 2
 
 
+def test_what_a_command_wants_by_position_is_shown_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "revoke", "nonsense"]) == 2
+    assert "Usage: loraplex keys revoke TENANT KEY_ID\n" in capsys.readouterr().err
+    assert main(["keys", "update", "nonsense", "--json"]) == 2
+    assert "Usage: loraplex keys update TENANT KEY_ID" in json.loads(capsys.readouterr().err)["error"]["message"]
+    # not where an option is missing
+    assert main(["keys", "create", "team-x"]) == 2
+    assert "Usage" not in capsys.readouterr().err
+
+
+def test_the_example_of_an_admins_key_begins_with_its_tenant(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of("keys create", capsys)
+    assert "loraplex tenants create ops && loraplex keys create ops" in text
+    assert "stands under a tenant" in " ".join(text.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        (["tenants", "update", "team-x", "--limit", "requests_per_minute="], "NAME=none, which removes a limit"),
         (["tenants", "list"], "LORAPLEX_API_KEY"),
         (["adapters", "promote", "team-x"], "team-x/default@3"),
         (["adapters", "push", "/no/such/folder", "--as", "team-x"], "not a folder"),
