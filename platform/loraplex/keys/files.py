@@ -84,7 +84,11 @@ def _read_or_create(name: str, data_dir: Path | None, setting: str, make: Callab
         data_dir.mkdir(parents=True, exist_ok=True)
         return _create(path, make()), True
     except FileExistsError:
-        return path.read_text(encoding="utf-8"), False
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():
+            # a new one would not open what the old one closed
+            raise SettingsError(f"{path} is empty; put it back from a backup, or set {setting}") from None
+        return text, False
     except OSError as error:
         raise SettingsError(f"{path} cannot be written: {error.strerror}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,15 @@ def test_signing_key_and_pepper_survive_a_restart(tmp_path: Path) -> None:
     assert load_pepper(None, tmp_path) == load_pepper(None, tmp_path)
     first, second = load_signing_key(None, tmp_path), load_signing_key(None, tmp_path)
     assert TokenSigner(first).kid == TokenSigner(second).kid
+
+
+@pytest.mark.parametrize("load", [load_admin_key, load_pepper, load_signing_key])
+@pytest.mark.parametrize("left", ["", "\n"])
+def test_a_file_that_a_full_disk_left_empty_is_no_secret(
+    load: Callable[..., object], left: str, tmp_path: Path
+) -> None:
+    load(None, tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text(left)
+    with pytest.raises(SettingsError, match=f"{file.name} is empty; put it back from a backup"):
+        load(None, tmp_path)
