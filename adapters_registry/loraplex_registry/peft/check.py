@@ -33,7 +33,7 @@ from loraplex_registry.peft.findings import Findings
 from loraplex_registry.peft.header import TensorTable, read_open_header
 from loraplex_registry.peft.magic import PEEK_BYTES, find_foreign_format, judge_side_files
 from loraplex_registry.peft.report import Report, build_report
-from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, TensorRef
+from loraplex_registry.peft.spec import AdapterPlan, BaseSpec, LoraModule, TensorRef
 from loraplex_registry.peft.target import judge_targets
 from loraplex_registry.peft.template_rule import judge_template
 from loraplex_registry.peft.tensor_rule import (
@@ -135,7 +135,8 @@ def _judge_weights_file(
         if judged is None or findings.has_failed():
             return None
         canonical, matched = judged
-        hashes = _scan_tensors(file, table, findings, threads)
+        hashes, zeros = _scan_tensors(file, table, findings, threads)
+        _judge_effect(matched, zeros, findings)
         dropped = _judge_equal_tensors(file, matched, hashes, base, findings)
     kept = [tensor for tensor in hashes if tensor.name not in dropped]
     digest = canonical_digest(
@@ -182,12 +183,15 @@ def _judge_declared_rank(settings: LoraSettings | None, base: BaseSpec, findings
         judge_rank_limit([settings.r], base, findings)
 
 
-def _scan_tensors(file: BinaryIO, table: TensorTable, findings: Findings, threads: int) -> list[TensorHash]:
+def _scan_tensors(
+    file: BinaryIO, table: TensorTable, findings: Findings, threads: int
+) -> tuple[list[TensorHash], set[str]]:
+    """What the bytes of the tensors are, and the names of those that hold nothing but zeros."""
     try:
         scans = scan_tensors(file.fileno(), table.tensors, threads)
     except AdapterFileError as error:
         findings.fail_with(error)
-        return []
+        return [], set()
     for ref, scan in zip(table.tensors, scans, strict=True):
         if not scan.is_finite:
             message = f"{ref.name} holds NaN or infinity; train again or repair the checkpoint."
@@ -195,7 +199,21 @@ def _scan_tensors(file: BinaryIO, table: TensorTable, findings: Findings, thread
         elif narrow := scan.describe_range():
             findings.warn("non_finite", f"{ref.name} {narrow}; see whether training went well.", ref.name)
     findings.settle("non_finite")
-    return [TensorHash.of(ref, scan.sha256) for ref, scan in zip(table.tensors, scans, strict=True)]
+    found = list(zip(table.tensors, scans, strict=True))
+    return [TensorHash.of(ref, scan.sha256) for ref, scan in found], {ref.name for ref, scan in found if scan.is_zero}
+
+
+def _judge_effect(matched: Matched, zeros: Collection[str], findings: Findings) -> None:
+    """Warn of an adapter that changes nothing, as one is before its first step: its B matrices are zero."""
+    is_plain = not (matched.weights or matched.biases or matched.token_rows)
+    if is_plain and all(_is_idle(module, zeros) for module in matched.modules):
+        message = "All deltas are zero, so answers are the base's; see whether what was saved is what was trained."
+        findings.warn("non_finite", message, WEIGHTS_FILE)
+
+
+def _is_idle(module: LoraModule, zeros: Collection[str]) -> bool:
+    has_bias = module.bias is not None and module.bias.name not in zeros
+    return module.magnitude is None and not has_bias and (module.a.name in zeros or module.b.name in zeros)
 
 
 def _judge_equal_tensors(

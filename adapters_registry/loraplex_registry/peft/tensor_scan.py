@@ -47,6 +47,11 @@ class TensorScan(NamedTuple):
         return self.peak < _INFINITY.get(self.dtype, 1)
 
     @property
+    def is_zero(self) -> bool:
+        """Whether all values are zero."""
+        return self.dtype in _WORDS and not self.peak
+
+    @property
     def largest(self) -> float:
         """The largest magnitude."""
         if self.dtype == "F16":

@@ -55,6 +55,20 @@ def test_every_check_that_was_made_is_in_the_report_in_the_contract_s_order(
     assert all(check == msgspec.structs.replace(check, verdict="pass", message="") for check in report.checks)
 
 
+@pytest.mark.parametrize("half", ["lora_A", "lora_B"])
+def test_an_adapter_that_changes_nothing_is_taken_with_a_warning(
+    write_adapter: Write, base: BaseSpec, tensors: dict[str, np.ndarray], half: str
+) -> None:
+    idle = {name: array * 0 if half in name else array for name, array in tensors.items()}
+    report, plan = check_adapter(write_adapter(weights=idle), base)
+    assert plan is not None
+    warned = [check for check in report.checks if check.verdict == "warn"]
+    assert [(check.name, check.subject) for check in warned] == [("non_finite", "adapter_model.safetensors")]
+    assert "All deltas are zero" in warned[0].message
+    one = next(name for name in idle if half in name)
+    assert check_adapter(write_adapter(weights=idle | {one: tensors[one]}), base)[0].verdict == "pass"
+
+
 def test_the_plan_and_the_report_go_through_json(write_adapter: Write, base: BaseSpec) -> None:
     report, plan = check_adapter(write_adapter(alpha_pattern={"q_proj": 2.5}), base)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=AdapterPlan) == plan
