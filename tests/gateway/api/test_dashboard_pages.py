@@ -247,6 +247,19 @@ class TestUsage:
         assert "<script>" in read_text(await read(admin, "/ui/usage"))
 
 
+class TestPlayground:
+    """What it begins with."""
+
+    async def test_it_offers_the_default_adapter_first(self, world: GatewayWorld, admin: Browser) -> None:
+        await world.push("team-000", "bias", promote="never")
+        await world.push("team-000", "support")
+        tenant = await log_in(world, "team-000", scopes=["infer"])
+        for browser in (tenant, admin):
+            page = await read(browser, "/ui/playground")
+            (left,) = [a["value"] for tag, a in read_tags(page) if tag == "input" and a.get("id") == "model-left"]
+            assert left == "team-000/support"
+
+
 class TestAudit:
     """Filters and pages."""
 

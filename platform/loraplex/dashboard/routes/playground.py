@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Request, Response, get, post
 from litestar.types import ASGIApp
 
+from loraplex.dashboard.adapter_row import build_rows
 from loraplex.dashboard.menu import Entry
 from loraplex.dashboard.section import Desk, Section
 from loraplex.gateway.body import check_json_type
@@ -33,7 +34,7 @@ def build_playground(desk: Desk) -> Section:
         query = read_query(request, {"left", "right"})
         await parts.names.ensure_fresh()
         names = _list_names(desk, identity)
-        left = query.get("left") or (names[0] if names else "")
+        left = query.get("left") or _find_default(desk, identity) or (names[0] if names else "")
         return desk.pages.show(request, "playground.html", names=names, left=left, right=query.get("right", ""))
 
     @post("/ui/playground/answer", status_code=200, request_max_body_size=MAX_BODY_BYTES)
@@ -51,6 +52,13 @@ def _list_names(desk: Desk, identity: Identity) -> list[str]:
     bases = [base.name for base in desk.parts.names.bases() if caller.bases is None or base.name in caller.bases]
     is_short = len(adapters) > _MAX_SPELT_OUT
     return [*(name for adapter in adapters for name in _spell(adapter, is_short=is_short)), *bases]
+
+
+def _find_default(desk: Desk, identity: Identity) -> str | None:
+    """Return the default adapter of the tenant, for a platform key of the first tenant that has one, if it is live."""
+    adapters = desk.parts.names.adapters(None if identity.is_platform else (identity.tenant or "",))
+    ready = (row for row in build_rows(adapters, None) if row.is_default and row.live and row.state == "ready")
+    return next((f"{row.tenant}/{row.name}" for row in ready), None)
 
 
 def _spell(adapter: AdapterName, *, is_short: bool) -> list[str]:
