@@ -106,11 +106,15 @@ class Sampler:
 
 
 def _measure(pid: int) -> dict[str, float]:
-    """Memory in MiB (PSS: what is shared counts by its share), open files, threads."""
+    """Memory in MiB, open files, threads.
+
+    Memory is what the process filled itself, by its share where forks have it too. Pages of files are left out: how many
+    of a library's count depends on who else runs it.
+    """
     folder = Path(f"/proc/{pid}")
-    pss = next(line for line in (folder / "smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    fields = dict(line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:])
     return {
-        "memory": int(pss.split()[1]) / _KIB,
+        "memory": sum(int(fields[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem")) / _KIB,
         "files": len(list((folder / "fd").iterdir())),
         "threads": len(list((folder / "task").iterdir())),
     }
