@@ -108,8 +108,8 @@ class Sampler:
 def _measure(pid: int) -> dict[str, float]:
     """Memory in MiB, open files, threads.
 
-    Memory is what the process filled itself, by its share where forks have it too. Pages of files are left out: how many
-    of a library's count depends on who else runs it.
+    Memory is what the process filled itself, by its share where forks have it too. Pages of files are left out: how
+    many of a library's count depends on who else runs it.
     """
     folder = Path(f"/proc/{pid}")
     fields = dict(line.split(":", 1) for line in (folder / "smaps_rollup").read_text().splitlines()[1:])
