@@ -12,6 +12,7 @@ import httpx
 import pytest
 from cyclopts import App
 
+from engine_installed import needs_engine
 from loraplex.cli import adapter_push
 from loraplex.cli.adapter_check import choose_base
 from loraplex.cli.app import build_app, main
@@ -80,6 +81,7 @@ def test_help_of_every_command_teaches_it(command: str, capsys: pytest.CaptureFi
     assert re.findall(r"^│ \* +[A-Z][A-Z_]*(?: +\[required\])? +│", told, re.MULTILINE) == [], "what NAME is"
 
 
+@needs_engine
 def test_engine_becomes_the_engines_program(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, argv: became.append(argv[1:]))
@@ -141,7 +143,7 @@ def test_the_example_of_an_admins_key_begins_with_its_tenant(capsys: pytest.Capt
         (["adapters", "push", "/no/such/folder", "--as", "team-x"], "not a folder"),
         (["adapters", "push", ".", "--as", "Team X"], "TENANT"),
         (["up", "--once"], "--demo"),
-        (["up", "--host", "0.0.0.0"], "--insecure-behind-proxy"),
+        pytest.param(["up", "--host", "0.0.0.0"], "--insecure-behind-proxy", marks=needs_engine),
     ],
 )
 def test_failure_says_what_to_do(

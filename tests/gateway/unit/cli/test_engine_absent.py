@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_installed import needs_engine
+
+pytestmark = needs_engine
+
 HIDING = """
 import sys
 from importlib.machinery import PathFinder

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from engine_installed import needs_engine
 from loraplex.supervisor import backoff
 from loraplex.supervisor.backoff import Backoff
 from loraplex.supervisor.base import PulledBase
@@ -91,6 +92,7 @@ async def test_the_registry_is_told_the_rank_limit_of_the_engine(
     assert base(tmp_path).limit_rank(limits.max_lora_rank).spec.max_lora_rank == 128
 
 
+@needs_engine
 async def test_platform_that_is_stopped_while_it_starts_ends_with_130(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +118,7 @@ def give_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loraplex.supervisor.platform.hold_addresses", lambda _: contextlib.nullcontext(addresses))
 
 
+@needs_engine
 async def test_only_a_signal_is_told_how_to_stop_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def prepare(*_: object) -> PulledBase:
         return base(tmp_path)
