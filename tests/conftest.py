@@ -36,6 +36,8 @@ for _name in [name for name in os.environ if name.startswith("LORAPLEX_")]:
     if not _name.startswith("LORAPLEX_TEST_") and _name not in _KEPT_SETTINGS:
         del os.environ[_name]
 # A test never waits for a hub, and tokenizers must not warn when a test forks.
+# each of several processes of a run is told of a terminal, which tables that are piped would follow
+os.environ.pop("COLUMNS", None)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tests run side by side: threads that wait for one another at barriers would all wait for a core.
