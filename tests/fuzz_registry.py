@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 from litestar import Request
@@ -188,13 +190,12 @@ class _Raw:
 
 @functools.cache
 def _bucket() -> S3Bucket:
-    import boto3
-    from botocore.config import Config
+    from loraplex_registry.storage import s3_bucket
 
-    bucket = S3Bucket(S3Address(bucket="bucket", endpoint="http://127.0.0.1:1", path_style=True), 1)
-    session = boto3.session.Session(aws_access_key_id="a", aws_secret_access_key="b", region_name="us-east-1")
-    config = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"})
-    bucket.__dict__["_client"] = session.client("s3", endpoint_url="http://127.0.0.1:1", config=config)
+    address = S3Address(bucket="bucket", endpoint="http://127.0.0.1:1", path_style=True)
+    bucket = S3Bucket(address)
+    with mock.patch.dict(os.environ, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}):
+        bucket.__dict__["_client"] = s3_bucket._connect(address, address.endpoint, 1)
     return bucket
 
 

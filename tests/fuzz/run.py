@@ -120,7 +120,9 @@ def _search_by_coverage(name: str, seconds: float, atheris: ModuleType) -> None:
     words = WORK / f"{name}.dict"
     quoted = ("".join(f"\\x{byte:02x}" for byte in word) for word in target.words)
     words.write_text("".join(f'"{word}"\n' for word in quoted))
-    argv = [sys.argv[0], f"-max_total_time={max(1, int(seconds))}", f"-max_len={MAX_LEN}", f"-dict={words}"]
+    argv = [sys.argv[0], f"-max_total_time={max(1, int(seconds))}", f"-max_len={MAX_LEN}"]
+    # a dictionary without words is an error there
+    argv += [f"-dict={words}"] if target.words else []
     argv += ["-timeout=60", "-rss_limit_mb=0", f"-artifact_prefix={WORK}/crashes/{name}-", str(corpus)]
     atheris.Setup(argv, target.try_once)
     # ends the process by itself

@@ -276,7 +276,7 @@ class S3Bucket:
 def _connect(address: S3Address, endpoint: str | None, max_tries: int) -> S3Client:
     with translated_failures():
         session = boto3.session.Session()
-        return session.client(
+        client = session.client(
             "s3",
             endpoint_url=endpoint,
             region_name=address.region or session.region_name or "us-east-1",
@@ -296,6 +296,14 @@ def _connect(address: S3Address, endpoint: str | None, max_tries: int) -> S3Clie
                 response_checksum_validation="when_required",
             ),
         )
+    if endpoint is not None:
+        # AWS tells so of a bucket's region; elsewhere a redirect leads nowhere, and one to itself would never end
+        client.meta.events.register_last("before-parameter-build.s3", _follow_no_redirect)
+    return client
+
+
+def _follow_no_redirect(context: dict[str, Any], **_: Any) -> None:
+    context.setdefault("s3_redirect", {})["redirected"] = True
 
 
 def _check_deleted(errors: Sequence[Any]) -> None:
