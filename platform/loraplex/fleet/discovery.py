@@ -104,6 +104,9 @@ def is_engine_address(address: str) -> bool:
         found = ipaddress.ip_address(address)
     except ValueError:
         return False
+    if getattr(found, "scope_id", None) is not None:
+        # of one link; and what stands there may be any text
+        return False
     found = getattr(found, "ipv4_mapped", None) or found
     return not (found.is_link_local or found.is_multicast or found.is_unspecified)
 
