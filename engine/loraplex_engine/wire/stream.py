@@ -20,7 +20,7 @@ from loraplex_engine.errors import ReplicaFailedError, UnreachableError
 
 _MAX_HEAD_BYTES = 64 << 10
 _MAX_UNREAD_BYTES = 256 << 10
-_FIRST_FINAL = 200
+_FIRST_FINAL, _LAST = 200, 599
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
@@ -113,18 +113,28 @@ class HttpStream(asyncio.Protocol):
         self._lose()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header (parser)."""
+        """Keep a header (parser); trailers, and another answer behind the first, are nobody's."""
+        if self._head.done():
+            return
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Give out the head (parser)."""
+        if self._head.done():
+            return
         self.status = self._parser.get_status_code()
-        # what is only informational is followed by the answer
-        if self.status >= _FIRST_FINAL and not self._head.done():
+        if self.status < _FIRST_FINAL:
+            # what is only informational is followed by the answer
+            self.headers.clear()
+        elif self.status > _LAST:
+            self._lose()
+        else:
             self._head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body, and take no more while the reader lags behind (parser)."""
+        if self._is_complete:
+            return
         self._pieces.append(body)
         self._num_unread += len(body)
         if self._num_unread > _MAX_UNREAD_BYTES and not self._is_paused and self._transport is not None:
@@ -134,8 +144,9 @@ class HttpStream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Note the end (parser)."""
-        self._is_complete = True
-        self._wake()
+        if self._head.done():
+            self._is_complete = True
+            self._wake()
 
     async def _wait(self, gap_s: float) -> None:
         loop = asyncio.get_running_loop()

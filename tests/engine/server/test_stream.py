@@ -143,7 +143,30 @@ async def test_a_whole_answer_that_is_cut_is_an_error(tmp_path: Path) -> None:
             await answer.read()
 
 
-@pytest.mark.parametrize("said", [b"", b"SSH-2.0-x\r\n", b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000])
+async def test_what_comes_behind_an_answer_is_nobody_s(tmp_path: Path) -> None:
+    first = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nx-a: 1\r\n\r\n{}"
+    behind = b"HTTP/1.1 500 X\r\ncontent-length: 3\r\nx-a: 2\r\nretry-after: 9\r\n\r\nabc"
+    async with asked(tmp_path, say(first + behind)) as answer:
+        assert (answer.status, answer.header("x-a"), answer.header("retry-after")) == (200, "1", None)
+        assert await answer.read() == b"{}"
+
+
+async def test_headers_of_what_is_informational_are_not_the_answer_s(tmp_path: Path) -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nretry-after: 9\r\n\r\n"
+    async with asked(tmp_path, say(early, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"{}")) as answer:
+        assert (answer.status, answer.header("retry-after")) == (200, None)
+        assert await answer.read() == b"{}"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"SSH-2.0-x\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000,
+        b"HTTP/1.1 700 X\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
 async def test_what_is_no_answer_is_a_failed_replica(tmp_path: Path, said: bytes) -> None:
     with pytest.raises(ReplicaFailedError):
         async with asked(tmp_path, say(said)):
