@@ -104,8 +104,7 @@ def _read_calls(form: Any, options: dict[str, bool], pieces: list[str]) -> tuple
         if delta.name is not None:
             names[delta.index] = delta.name
         arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
-    last = max(names, default=-1)
-    calls = [(names[at], arguments[at], at != last or not reader.has_broken_call) for at in sorted(names)]
+    calls = [(names[at], arguments[at], not reader.has_broken_call) for at in sorted(names)]
     return "".join(one.text for one in parsed), calls
 
 

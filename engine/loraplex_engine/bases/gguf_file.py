@@ -52,6 +52,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         from gguf import GGUFReader
 
+        self.name = path.name
         try:
             reader = GGUFReader(path)
         # the library reads what the file says of itself, and fails as that leads it
@@ -59,7 +60,6 @@ class GgufFile:
             raise BaseUnsupportedError(f"{path.name} is not a whole GGUF file: {error!r}"[:_MAX_MESSAGE]) from error
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
-        self.name = path.name
         architecture = self.get("general.architecture")
         if architecture != _SERVED_ARCHITECTURE:
             raise BaseUnsupportedError(
@@ -68,9 +68,16 @@ class GgufFile:
             )
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of one metadata key."""
+        """The value of one metadata key.
+
+        Raises:
+            BaseUnsupportedError: it is not what the file says that it is.
+        """
         field = self._fields.get(key)
-        return default if field is None else field.contents()
+        try:
+            return default if field is None else field.contents()
+        except (ValueError, LookupError, TypeError) as error:
+            raise BaseUnsupportedError(f"{self.name} has a damaged value of {key}.") from error
 
     def read_config(self) -> dict[str, Any]:
         """The `config.json` of the model in the file.

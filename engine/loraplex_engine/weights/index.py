@@ -49,7 +49,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise BaseUnsupportedError(f"{SHARD_INDEX} names a file outside the folder: {strange[0]!r}.")
     files = sorted(folder / name for name in names)
     if missing := [file.name for file in files if not file.exists()]:
-        raise BaseUnsupportedError(f"The shard {missing[0]} is missing in {folder}.")
+        raise BaseUnsupportedError(f"The shard {missing[0]!r} is missing in {folder}.")
     return files
 
 
