@@ -22,6 +22,7 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
@@ -123,8 +124,8 @@ def _search_by_coverage(name: str, seconds: float, atheris: ModuleType) -> None:
     argv = [sys.argv[0], f"-max_total_time={max(1, int(seconds))}", f"-max_len={MAX_LEN}"]
     # a dictionary without words is an error there
     argv += [f"-dict={words}"] if target.words else []
-    argv += ["-timeout=60", "-rss_limit_mb=0", f"-artifact_prefix={WORK}/crashes/{name}-", str(corpus)]
-    atheris.Setup(argv, target.try_once)
+    argv += ["-timeout=60", "-rss_limit_mb=0", f"-artifact_prefix={WORK}/", str(corpus)]
+    atheris.Setup(argv, lambda data: _try_and_keep(target, data))
     # ends the process by itself
     atheris.Fuzz()
 
@@ -138,16 +139,24 @@ def _search_by_mutations(name: str, seconds: float) -> int:
     while time.monotonic() < end_at:
         data = mutate(known, target.words, draw)
         try:
-            target.try_once(data)
+            _try_and_keep(target, data)
         except BaseException:
-            place = WORK / "crashes" / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}"
-            place.write_bytes(data)
             traceback.print_exc()
-            print(f"{place}: {data[:200]!r}")
             return 1
         num_tries += 1
     print(f"{num_tries} inputs")
     return 0
+
+
+def _try_and_keep(target: Any, data: bytes) -> None:
+    """Try an input, and keep the one that breaks the promise."""
+    try:
+        target.try_once(data)
+    except BaseException:
+        place = WORK / "crashes" / f"{target.name}-{hashlib.sha256(data).hexdigest()[:16]}"
+        place.write_bytes(data)
+        print(f"{place}: {data[:200]!r}")
+        raise
 
 
 def _read_last_line(name: str) -> str:
