@@ -84,7 +84,7 @@ class S3Bucket:
         condition: Any = {"IfNoneMatch": "*"} if is_new else {}
         for _ in range(_MAX_TRIES):
             try:
-                with translated_failures():
+                with translated_failures(is_conditional=True):
                     self._client.put_object(
                         **self._where(key), Body=content, **self._checksum(content), **self._encryption(), **condition
                     )

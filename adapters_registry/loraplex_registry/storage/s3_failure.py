@@ -31,13 +31,13 @@ class KeyTakenError(Exception):
 
 
 @contextmanager
-def translated_failures() -> Iterator[None]:
+def translated_failures(*, is_conditional: bool = False) -> Iterator[None]:
     """Turn what boto3 raises into errors of ours.
 
     Raises:
         KeyMissingError: The object is not there.
         KeyTakenError: A condition of the request does not hold.
-        KeyBusyError: Whether it holds is not decided yet.
+        KeyBusyError: Whether it holds is not decided yet; only where `is_conditional`.
         StoreUnavailableError: Anything else; the log says what.
     """
     try:
@@ -48,7 +48,7 @@ def translated_failures() -> Iterator[None]:
             raise KeyMissingError from error
         if code in ("PreconditionFailed", "412"):
             raise KeyTakenError from error
-        if code in ("ConditionalRequestConflict", "409"):
+        if is_conditional and code in ("ConditionalRequestConflict", "409"):
             raise KeyBusyError from error
         raise _unavailable(_explain(code), f"{error.operation_name}: {code}") from error
     except NoCredentialsError as error:

@@ -250,6 +250,16 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     top_ids: bytes = b""
     """int32 [n, num_top]."""
 
+    def __post_init__(self) -> None:
+        """Refuse parts that do not fit together."""
+        width = 1 + self.num_top
+        if (
+            width < 1
+            or len(self.logprobs) % (4 * width)
+            or len(self.top_ids) * width != len(self.logprobs) * self.num_top
+        ):
+            raise ValueError("scores of a prompt do not fit together")
+
     def __len__(self) -> int:
         """Return the number of tokens."""
         return len(self.logprobs) // (4 * (1 + self.num_top))
