@@ -73,6 +73,8 @@ def test_a_bad_canary_is_found_and_taken_back(tab: Any, incident: Site, shoot: S
     follow(tab, f"The canary of {name} fails")
     notice = tab.get_by_role("alert")
     notice.get_by_text("Version 2, which has 10 % of live, failed 70 of 100 calls").wait_for()
+    # buttons do what they say once the page's scripts are there
+    tab.wait_for_load_state("load")
     shoot(tab, "adapter-canary-fails")
     notice.get_by_role("button", name="Promote version 1…").click()
     dialog = tab.get_by_role("dialog")
