@@ -150,12 +150,15 @@ class S3Bucket:
                 page = self._client.list_objects_v2(
                     Bucket=self.address.bucket, Prefix=self.address.prefix + folder, **after
                 )
-            now = _server_time(page)
-            for each in page.get("Contents", ()):
-                yield Listed(each["Key"][start:], each["Size"], (now - each["LastModified"]).total_seconds())
-            if not page.get("IsTruncated"):
+                now = _server_time(page)
+                found = [
+                    Listed(each["Key"][start:], each["Size"], (now - each["LastModified"]).total_seconds())
+                    for each in page.get("Contents", ())
+                ]
+                after = {"ContinuationToken": page["NextContinuationToken"]} if page.get("IsTruncated") else {}
+            yield from found
+            if not after:
                 return
-            after = {"ContinuationToken": page["NextContinuationToken"]}
 
     def ask_time(self) -> datetime | None:
         """Return the server's clock, None where it does not say; changes nothing.
@@ -165,8 +168,8 @@ class S3Bucket:
         """
         with translated_failures():
             answer = self._client.list_objects_v2(Bucket=self.address.bucket, Prefix=self.address.prefix, MaxKeys=1)
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        return parsedate_to_datetime(date) if date else None
+            date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+            return parsedate_to_datetime(date) if date else None
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; those that are not there are fine."""

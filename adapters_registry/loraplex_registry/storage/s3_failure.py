@@ -55,6 +55,9 @@ def translated_failures(*, is_conditional: bool = False) -> Iterator[None]:
         raise _unavailable("this server has no credentials for it", "set AWS_ACCESS_KEY_ID") from error
     except (BotoCoreError, HTTPError) as error:
         raise _unavailable("it does not answer", type(error).__name__) from error
+    # botocore reads what the server says of itself, and fails as that leads it; so do we
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unavailable("its answer cannot be read", type(error).__name__) from error
 
 
 def _explain(code: str) -> str:

@@ -7,6 +7,7 @@ and tensors are refused by name.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from loraplex_engine.models.layout import expected_tensors
 
 _PIECE_FLOATS = 1 << 20
 _MAX_MESSAGE = 300
+_MAX_SHOWN = 40
 _SERVED_ARCHITECTURE = "llama"
 _TOP_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -50,11 +52,11 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        from gguf import GGUFReader
+        from loraplex_engine.bases.gguf_reader import BoundedReader
 
         self.name = path.name
         try:
-            reader = GGUFReader(path)
+            reader = BoundedReader(path)
         # the library reads what the file says of itself, and fails as that leads it
         except Exception as error:
             raise BaseUnsupportedError(f"{path.name} is not a whole GGUF file: {error!r}"[:_MAX_MESSAGE]) from error
@@ -83,34 +85,35 @@ class GgufFile:
         """The `config.json` of the model in the file.
 
         Raises:
-            BaseUnsupportedError: it has experts or a rope scaling that GGUF names and we do not read.
+            BaseUnsupportedError: it has experts or a rope scaling that GGUF names and we do not read, or a key or a
+                tensor that the config is made of is not there or not of its kind.
         """
         self._check_served()
-        num_heads = self._number("attention.head_count")
-        hidden_size = self._number("embedding_length")
-        rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _short(self.get("llama.rope.freq_base", 10000.0))}
+        num_heads = self._count("llama.attention.head_count")
+        hidden_size = self._count("llama.embedding_length")
+        rope = {"rope_type": "default", "rope_theta": self._real("llama.rope.freq_base", 10000.0)}
         if self.get("llama.rope.scaling.type", "none") == "linear":
-            rope |= {"rope_type": "linear", "factor": _short(self.get("llama.rope.scaling.factor"))}
+            rope |= {"rope_type": "linear", "factor": self._real("llama.rope.scaling.factor")}
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "vocab_size": int(self._tensor("token_embd.weight").shape[1]),
+            "vocab_size": self._matrix_shape("token_embd.weight")[0],
             "hidden_size": hidden_size,
-            "intermediate_size": self._number("feed_forward_length"),
-            "num_hidden_layers": self._number("block_count"),
+            "intermediate_size": self._count("llama.feed_forward_length"),
+            "num_hidden_layers": self._count("llama.block_count"),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": int(self.get("llama.attention.head_count_kv", num_heads)),
-            "head_dim": int(self.get("llama.attention.key_length", hidden_size // num_heads)),
+            "num_key_value_heads": self._count("llama.attention.head_count_kv", num_heads),
+            "head_dim": self._count("llama.attention.key_length", hidden_size // num_heads),
             "hidden_act": "silu",
-            "rms_norm_eps": _short(self.get("llama.attention.layer_norm_rms_epsilon")),
+            "rms_norm_eps": self._real("llama.attention.layer_norm_rms_epsilon"),
             "rope_parameters": rope,
-            "max_position_embeddings": self._number("context_length"),
+            "max_position_embeddings": self._count("llama.context_length"),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": False,
             "mlp_bias": False,
-            "bos_token_id": self.get("tokenizer.ggml.bos_token_id"),
-            "eos_token_id": self.get("tokenizer.ggml.eos_token_id"),
-            "pad_token_id": self.get("tokenizer.ggml.padding_token_id"),
+            "bos_token_id": self._token("bos"),
+            "eos_token_id": self._token("eos"),
+            "pad_token_id": self._token("padding"),
             "dtype": "float32",
         }
 
@@ -142,11 +145,36 @@ class GgufFile:
         if scaling not in ("none", "linear"):
             raise BaseUnsupportedError(f"{self.name} has rope scaling {scaling!r}, which is not read from GGUF.")
 
-    def _number(self, key: str) -> int:
-        value = self.get(f"llama.{key}")
+    def _count(self, key: str, default: int | None = None) -> int:
+        value = self._given(key, default)
+        if type(value) is not int or value < 1:
+            raise BaseUnsupportedError(f"{self.name} has {key} {str(value)[:_MAX_SHOWN]!r}, which is no count.")
+        return value
+
+    def _real(self, key: str, default: float | None = None) -> float:
+        value = self._given(key, default)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise BaseUnsupportedError(f"{self.name} has {key} {str(value)[:_MAX_SHOWN]!r}, which is no number.")
+        return _short(value)
+
+    def _token(self, kind: str) -> int | None:
+        key = f"tokenizer.ggml.{kind}_token_id"
+        value = self.get(key)
+        if value is not None and (type(value) is not int or value < 0):
+            raise BaseUnsupportedError(f"{self.name} has {key} {str(value)[:_MAX_SHOWN]!r}, which is no token.")
+        return value
+
+    def _given(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
         if value is None:
-            raise BaseUnsupportedError(f"{self.name} lacks the key llama.{key}.")
-        return int(value)
+            raise BaseUnsupportedError(f"{self.name} lacks the key {key}.")
+        return value
+
+    def _matrix_shape(self, name: str) -> tuple[int, int]:
+        shape = [int(size) for size in reversed(self._tensor(name).shape)]
+        if len(shape) != 2:
+            raise BaseUnsupportedError(f"{self.name} has the tensor {name} of shape {shape}, not a matrix.")
+        return shape[0], shape[1]
 
     def _tensor(self, name: str) -> Any:
         if name not in self._tensors:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, TokenType
 from gguf.quants import quantize
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from loraplex_engine.bases import gguf_convert
+from loraplex_engine.bases import gguf_convert, gguf_reader
 from loraplex_engine.bases.folder import load_marker, load_spec
 from loraplex_engine.bases.gguf_file import gguf_name
 from loraplex_engine.bases.pull import pull
@@ -89,8 +90,6 @@ class GgufMaker:
 
 
 def _value_type(value: Any) -> Any:
-    from gguf import GGUFValueType
-
     return {str: GGUFValueType.STRING, float: GGUFValueType.FLOAT32, int: GGUFValueType.UINT32}[type(value)]
 
 
@@ -204,6 +203,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "tensor": ({"tensors": {"blk.0.attn_q.bias": np.ones(64, np.float32)}}, "blk.0.attn_q.bias"),
     "tokenizer": ({"tokenizer_model": "llama"}, "'llama'"),
     "cut": ({"pre": "mystery"}, "'mystery'"),
+    "count": ({"metadata": {"llama.attention.key_length": "many"}}, "'many', which is no count"),
+    "nothing": ({"metadata": {"llama.attention.key_length": 0}}, "'0', which is no count"),
+    "number": ({"metadata": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": "x"}}, "no number"),
+    "no factor": ({"metadata": {"llama.rope.scaling.type": "linear"}}, "lacks the key llama.rope.scaling.factor"),
 }
 
 
@@ -223,6 +226,22 @@ def test_a_cut_file_is_refused(maker: GgufMaker, tmp_path: Path, share: float) -
     file.write_bytes(data[: int(share * len(data))])
     with pytest.raises(BaseUnsupportedError, match="not a whole GGUF file"):
         pull(str(file), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", [GGUFValueType.UINT8, GGUFValueType.ARRAY])
+def test_a_length_beyond_the_end_is_refused_at_once(tmp_path: Path, kind: GGUFValueType) -> None:
+    key = b"general.x"
+    array = struct.pack("<IIQ", GGUFValueType.ARRAY, kind, 1 << 62)
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, len(key)) + key + array)
+    with pytest.raises(BaseUnsupportedError, match="it ends at byte 57"):
+        pull(str(file), tmp_path / "cache")
+
+
+def test_a_file_of_too_many_parts_is_refused(maker: GgufMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_reader, "_MAX_PARTS", 100)
+    with pytest.raises(BaseUnsupportedError, match="more than 100 parts"):
+        pull(str(maker.write(tmp_path / "tiny.gguf")), tmp_path / "cache")
 
 
 def test_a_full_disk_is_told_before_the_work(maker: GgufMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
