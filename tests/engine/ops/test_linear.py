@@ -45,6 +45,8 @@ def form(request, dtype) -> LinearForm:
 @pytest.fixture(params=[OWN, ONEDNN], ids=lambda form: form.name)
 def invariant_form(request, dtype) -> LinearForm:
     skip_unless_available(request.param, dtype)
+    if request.param is ONEDNN and dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported():
+        pytest.skip("oneDNN adds up in another order for other numbers of rows where it uses AMX")
     return request.param
 
 
@@ -161,6 +163,13 @@ def test_the_probe_finds_a_linear_whose_rows_depend_on_their_company():
 @pytest.mark.parametrize(("k", "o"), SHAPES)
 def test_the_probe_trusts_what_keeps_rows_apart(invariant_form, dtype, k, o):
     assert probe_row_invariance([PackedLinear(torch.randn(o, k).to(dtype), form=invariant_form)])
+
+
+@dtypes
+def test_the_form_that_serves_where_ours_are_built_keeps_rows_apart(own, dtype):
+    """Faster ones that do not are no choice: oneDNN's with AMX."""
+    linears = [PackedLinear(torch.randn(o, k).to(dtype)) for k, o in SHAPES]
+    assert probe_row_invariance(linears), {linear.form.name for linear in linears}
 
 
 @dtypes

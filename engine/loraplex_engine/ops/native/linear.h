@@ -26,8 +26,7 @@ constexpr bool kPacksFloat = true;
 #else
 constexpr bool kPacksFloat = false;
 #endif
-// Where there are tiles in hardware (AMX), a library that uses them is ahead.
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 constexpr bool kPacksBf16 = true;
 #else
 constexpr bool kPacksBf16 = false;
