@@ -6,70 +6,17 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
-import jsonschema
 import pytest
 
-from grammar_walk import begins
-from loraplex_engine.server.constraint.compile import compile_grammar
-from loraplex_engine.server.constraint.task import JsonSchema, SchemaTask
-from openai_answer import Answer, Choice, read_answer
+from openai_answer import Answer
 from openai_world import ALL_DOORS, Door, OpenAIWorld
-from platforms import running_platform
-from schema_kinds import SchemaMaker
+from schema_outputs import check_many, forms
 
 pytestmark = pytest.mark.pairs
 
-MAX_TOKENS = 300
-LEAST_SHARE_COMPLETE = 0.6
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9, "minimum": 0}}, "required": ["a"]}
-Ask = Callable[[int, dict[str, Any]], Answer]
-
-
-def forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The fields that a schema may come in."""
-    return [
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "S", "schema": schema, "strict": True}}},
-        {"guided_json": schema},
-        {"guided_json": json.dumps(schema)},
-        {"structured_outputs": {"json": schema}},
-    ]
-
-
-def check_choice(choice: Choice, schema: dict[str, Any]) -> bool:
-    """Check a choice and return whether it came to its end; one that did not is a beginning of a valid text."""
-    if choice.finish_reason == "length":
-        assert begins(compile_grammar(SchemaTask("p", JsonSchema(schema, "p"))), choice.text)
-        return False
-    assert choice.finish_reason == "stop"
-    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
-    checker.validate(json.loads(choice.text))
-    return True
-
-
-def check_many(ask: Ask, wanted: int, *, seed: int) -> None:
-    """Ask for outputs of as many schemas, some at a time, until so many came to their end, and check each."""
-    maker, numbers = SchemaMaker(seed), itertools.count()
-    num_asked = num_complete = 0
-
-    def run(index: int, schema: dict[str, Any]) -> bool:
-        fields = forms(schema)[index % 4] | {"temperature": 1, "seed": index, "max_tokens": MAX_TOKENS}
-        answer = ask(index, fields | ({"frequency_penalty": 0.2} if index % 3 else {}))
-        assert (answer.status, answer.error) == (200, None), schema
-        [choice] = answer.choices
-        return check_choice(choice, schema)
-
-    with ThreadPoolExecutor(8) as pool:
-        while num_complete < wanted:
-            jobs = [(next(numbers), maker.make()) for _ in range(min(64, wanted - num_complete))]
-            num_complete += sum(pool.map(run, *zip(*jobs, strict=True)))
-            num_asked += len(jobs)
-            assert num_complete > LEAST_SHARE_COMPLETE * num_asked - 8
-    print(f"{num_complete} whole outputs of {num_asked} schemas, all valid; the others end at `max_tokens`")
 
 
 @pytest.mark.endure
@@ -78,28 +25,6 @@ def test_outputs_held_to_schemas_are_valid(world: OpenAIWorld, long: Callable[[f
         return world.ask(ALL_DOORS[index % len(ALL_DOORS)], f"Parcel {index}?", **fields)
 
     check_many(ask, int(long(16, 2000)), seed=1)
-
-
-@pytest.mark.endure
-def test_outputs_of_a_real_model_are_valid(
-    smollm2_base: Path, tmp_path: Path, long: Callable[[float, float], float]
-) -> None:
-    with (
-        running_platform(tmp_path / "data", "--base", str(smollm2_base), "--dtype", "float32") as platform,
-        httpx.Client(timeout=300) as http,
-    ):
-        [model] = http.get(f"{platform.url}/v1/models", headers=auth(platform.admin_key)).json()["data"]
-
-        def ask(index: int, fields: dict[str, Any]) -> Answer:
-            body = {"model": model["id"], "messages": [{"role": "user", "content": f"Write JSON, {index}"}], **fields}
-            answer = http.post(f"{platform.url}/v1/chat/completions", json=body, headers=auth(platform.admin_key))
-            return read_answer("chat", answer.status_code, answer.content, is_stream=False)
-
-        check_many(ask, int(long(4, 200)), seed=2)
-
-
-def auth(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def texts_of(world: OpenAIWorld, door: Door, **fields: Any) -> list[str]:

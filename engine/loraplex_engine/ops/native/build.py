@@ -30,6 +30,8 @@ SOURCES = (
     "dense.h",
     "layer.h",
     "linear.h",
+    "linear_amx.h",
+    "linear_tile.h",
     "lora.h",
     "sampling.h",
     "vector.h",
