@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
+import struct
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +99,18 @@ def test_a_row_has_the_same_bits_beside_any_others_and_at_any_place(invariant_fo
 
 
 @dtypes
+@pytest.mark.parametrize("k", [*range(1, 34), 63, 64, 65, 1568, 1569])
+def test_a_row_has_the_same_bits_in_every_tile_and_at_every_end_of_k(assert_close, own, dtype, k):
+    weight, x = torch.randn(51, k).to(dtype), torch.randn(66, k).to(dtype)
+    linear = PackedLinear(weight, None, own)
+    alone = torch.cat([linear(row) for row in x.split(1)])
+    assert_close(alone, x.double() @ weight.double().T)
+    for n in range(1, 67):
+        assert torch.equal(bits(linear(x[:n])), bits(alone[:n]))
+        assert torch.equal(bits(linear(x[-n:])), bits(alone[-n:]))
+
+
+@dtypes
 @pytest.mark.parametrize("rows", [1, 16, 130])
 def test_threads_change_no_bits(own, dtype, rows, threads):
     linear = PackedLinear(torch.randn(1000, 577).to(dtype), torch.randn(1000).to(dtype), own)
@@ -122,15 +139,36 @@ def test_a_poisoned_row_stays_alone(own, dtype, poison, k):
 
 
 @dtypes
-@pytest.mark.parametrize("k", [1, 37, 1537])
-def test_nothing_beyond_the_rows_of_x_and_of_the_weight_is_read(assert_close, own, dtype, k):
-    """NaN lies behind both; the infinite last element of a row meets only its own weight, not a padded zero."""
-    weight, x = (torch.full((rows + 1, k), torch.nan).to(dtype) for rows in (51, 9))
-    weight[:51], x[:9] = torch.randn(51, k), torch.randn(9, k)
+@pytest.mark.parametrize("rows", [9, 33])
+@pytest.mark.parametrize("k", [1, 37, 62, 1537])
+def test_nothing_beyond_the_rows_of_x_and_of_the_weight_is_read(assert_close, own, dtype, k, rows):
+    """NaN lies behind all; the infinite last element of a row meets only its own weight, not a padded zero."""
+    weight, x = (torch.full((n + 1, k), torch.nan).to(dtype) for n in (51, rows))
+    weight[:51], x[:rows] = torch.randn(51, k), torch.randn(rows, k)
     linear = PackedLinear(weight[:51], None, own)
-    assert_close(linear(x[:9]), x[:9].double() @ weight[:51].double().T)
+    longer = torch.full((linear.packed.numel() + 4096,), torch.nan, dtype=dtype)
+    longer[:-4096] = linear.packed.flatten()
+    linear.packed = longer[:-4096].view_as(linear.packed)
+    assert_close(linear(x[:rows]), x[:rows].double() @ weight[:51].double().T)
     x[4, -1] = torch.inf
-    assert torch.equal(linear(x[:9])[4], weight[:51, -1] * torch.inf)
+    assert torch.equal(linear(x[:rows])[4], weight[:51, -1] * torch.inf)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_products_of_another_library_in_between_change_nothing_nor_are_changed(threads, num_threads):
+    """Each sets up the processor's matrix tiles for itself, where there are any."""
+    skip_unless_available(OWN, torch.bfloat16)
+    threads(num_threads)
+    linear = PackedLinear(torch.randn(200, 77).bfloat16(), None, OWN)
+    x, a, b = (torch.randn(n, k).bfloat16() for n, k in ((50, 77), (50, 100), (100, 70)))
+    num_rows = (1, 5, 16, 33, 50)
+    theirs = [bits(a[:n] @ b) for n in num_rows]
+    ours = [bits(linear(x[:n])) for n in num_rows]
+    for _ in range(2):
+        for n, their, our in zip(num_rows, theirs, ours, strict=True):
+            assert torch.equal(bits(a[:n] @ b), their)
+            assert torch.equal(bits(linear(x[:n])), our)
+            assert torch.equal(bits(linear(x[:n])), our)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -194,3 +232,48 @@ def test_onednn_is_off_where_its_private_ops_misbehave(monkeypatch):
     assert has_onednn(torch.float32) is True
     monkeypatch.setenv("LORAPLEX_NATIVE", "0")
     assert has_onednn(torch.float32) is False
+
+
+def refuse_matrix_tiles() -> None:
+    """Let the kernel refuse this process the permission that AMX needs, as a sandbox may."""
+    load, equals, answer, arch_prctl, request = 0x20, 0x15, 0x06, 158, 0x1023
+    refused, allowed = 0x00050000 | 1, 0x7FFF0000
+    instructions = [
+        (load, 0, 0, 0),
+        (equals, 0, 3, arch_prctl),
+        (load, 0, 0, 16),
+        (equals, 0, 1, request),
+        (answer, 0, 0, refused),
+        (answer, 0, 0, allowed),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in instructions))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(instructions), ctypes.addressof(code)))
+    prctl, no_new_privileges, seccomp = ctypes.CDLL(None).prctl, 38, 22
+    assert prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert prctl(seccomp, 2, program, 0, 0) == 0
+
+
+def save_products(path: str) -> None:
+    """Products of the form that serves here, what rounding leaves of sums that cancel, and whether rows are apart."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(300, 577).bfloat16(), torch.randn(70, 577).bfloat16()
+    linear, cancelling = PackedLinear(weight), PackedLinear(torch.cat((weight, -weight), dim=1))
+    assert linear.form is OWN
+    torch.save((linear(x), cancelling(torch.cat((x, x), dim=1)), probe_row_invariance([linear, cancelling])), path)
+
+
+def test_where_the_system_refuses_matrix_tiles_vectors_serve_all_rows(tmp_path, assert_close):
+    skip_unless_available(OWN, torch.bfloat16)
+    if not torch.cpu._is_amx_tile_supported():
+        pytest.skip("no AMX here")
+    results = []
+    for preparation in ("pass", "test_linear.refuse_matrix_tiles()"):
+        path = tmp_path / "products"
+        code = f"import test_linear; {preparation}; test_linear.save_products({str(path)!r})"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent, timeout=300)
+        results.append(torch.load(path))
+    (tiles, left_by_tiles, tiles_kept_apart), (vectors, left_by_vectors, vectors_kept_apart) = results
+    assert tiles_kept_apart
+    assert vectors_kept_apart
+    assert_close(tiles, vectors.double())
+    assert not torch.equal(left_by_tiles, left_by_vectors), "the same form served where tiles were refused"

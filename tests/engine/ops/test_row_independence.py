@@ -198,5 +198,5 @@ def test_packed_linear_is_the_same_alone_and_in_any_mix(dtype, k, o, bias):
     x = torch.randn(130, k).to(dtype)
     alone = torch.cat([linear(row) for row in x.split(1)])
     for _ in range(NUM_MIXES):
-        rows = random.sample(range(130), k=random.choice([1, 2, 3, 15, 16, 17, 64, 130]))
+        rows = random.sample(range(130), k=random.choice([1, 2, 3, 15, 16, 17, 33, 64, 130]))
         assert same_bits(linear(x[rows]), alone[rows])

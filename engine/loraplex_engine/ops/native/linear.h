@@ -3,8 +3,8 @@
 // A weight is packed once as panels of 48 columns, [panel][units of K][48]: a unit is 32 bits, one float32 or a pair of
 // bfloat16 along K. What is missing at the end of K or of the columns is zero.
 //
-// NOTE: a sum adds its units one after the other along K, whatever tile it is in: a row's bits depend on nothing beside
-// it. Padded columns multiply with every row but are never stored.
+// NOTE: the order of a sum is that of K alone, whatever tile it is in: a row's bits depend on nothing beside it. Padded
+// columns multiply with every row but are never stored.
 #pragma once
 
 #include <atomic>
