@@ -20,6 +20,7 @@ from alembic import command
 from alembic.config import Config
 from hypothesis import HealthCheck, settings
 
+import folder_scheduling
 import once
 import pairs
 import second_try
@@ -35,9 +36,9 @@ _KEPT_SETTINGS = ("LORAPLEX_CACHE_DIR", "LORAPLEX_NATIVE")
 for _name in [name for name in os.environ if name.startswith("LORAPLEX_")]:
     if not _name.startswith("LORAPLEX_TEST_") and _name not in _KEPT_SETTINGS:
         del os.environ[_name]
-# A test never waits for a hub, and tokenizers must not warn when a test forks.
-# each of several processes of a run is told of a terminal, which tables that are piped would follow
+# Each of several processes of a run is told of a terminal, which tables that are piped would follow.
 os.environ.pop("COLUMNS", None)
+# A test never waits for a hub, and tokenizers must not warn when a test forks.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tests run side by side: threads that wait for one another at barriers would all wait for a core.
@@ -65,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples property tests try."""
     once.remember()
     second_try.pytest_configure(config)
+    if config.pluginmanager.hasplugin("xdist"):
+        config.pluginmanager.register(folder_scheduling)
     settings.load_profile("endure" if config.getoption("--endure") else "suite")
 
 

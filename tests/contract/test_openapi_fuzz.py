@@ -131,15 +131,7 @@ def test_schemathesis_finds_nothing(target: Target, kind: str, tmp_path: Path, p
         if kind == "admin":
             # what only ever met 404 was not tested
             assert {operation.name for operation in OPERATIONS if operation.answers} - succeeded == UNREACHED
-    else:
-        _run(
-            target,
-            target.keys[kind],
-            tmp_path,
-            "--max-examples",
-            "1",
-            "--phases",
-            "fuzzing",
-            "--seed",
-            "6",
-        )
+        return
+    if kind in ("read_only", "none"):
+        pytest.skip("the keys that may do most are tried; `make endure` has all four")
+    _run(target, target.keys[kind], tmp_path, "--max-examples", "1", "--phases", "fuzzing", "--seed", "6")

@@ -14,7 +14,7 @@ import pytest
 
 from platforms import LivePlatform, Team
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 BASE = "smollm2-135m"
 
 
@@ -35,8 +35,9 @@ def test_a_conversation_with_a_tool_and_a_schema(
 ) -> None:
     if client == "langchain" and not long(0, 1):
         pytest.skip("imports for ten seconds; litellm is asked the same")
-    by_model = converse(client, platform, teams["pirate"], [BASE, "team-pirate"])
-    assert by_model[BASE]["whole"] != by_model["team-pirate"]["whole"]
+    models = ["team-pirate", *([BASE] if long(0, 1) else [])]
+    by_model = converse(client, platform, teams["pirate"], models)
+    assert len({found["whole"] for found in by_model.values()}) == len(models)
     for found in by_model.values():
         check_conversation(found)
         if client == "litellm":

@@ -13,7 +13,7 @@ from platforms import LivePlatform, Team
 
 BASE = "smollm2-135m"
 QUESTIONS = ("What is a library?", "What is the moon?", "Who wrote Hamlet?", "Why does it rain?", "What is tea?")
-_NUM_REQUESTS = 80
+_NUM_REQUESTS = 48
 _MAX_TOKENS = 8
 
 

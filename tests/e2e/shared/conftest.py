@@ -1,4 +1,4 @@
-"""One real platform for all end-to-end tests, with three teams; float32, and fewer slots than adapters."""
+"""One real platform for all tests of this folder, with three teams; float32, and fewer slots than adapters."""
 
 from __future__ import annotations
 
