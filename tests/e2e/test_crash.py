@@ -22,7 +22,7 @@ from loraplex_registry.uploads.sweep import Sweeper
 
 WEIGHTS = "adapter_model.safetensors"
 LONGEST_ROUND_S = 1.5
-NUM_KILLS = {"sqlite": 2, "postgres": 1}
+NUM_KILLS = {"sqlite": 1, "postgres": 1}
 """In a sample, by database."""
 NUM_KILLS_IN_FULL = 50
 

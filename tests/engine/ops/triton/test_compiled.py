@@ -31,22 +31,22 @@ from loraplex_engine.ops.triton.chip import CHIPS, DTYPES, find_chip
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "kernels.md"
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 VARIANTS = list(itertools.product((*lora_variants(), *attention_variants()), CHIPS))
-# one of each op and kind of dtype on each chip, aligned and ragged in turn; all of them take minutes
+# one of each op and kind of dtype, chips in turn, aligned and ragged in turn; all of them take minutes
 SAMPLE = [
-    (LoraVariant(op, dtype, is_aligned, planes), chip)
-    for chip, is_aligned in zip(CHIPS, (True, False, True), strict=True)
-    for op, dtype, planes in (
-        ("shrink", torch.bfloat16, 1),
-        ("expand", torch.bfloat16, MAX_PLANES),
-        ("expand", torch.float16, 1),
-        ("shrink", torch.float32, 1),
-        ("expand", torch.float32, 2),
+    (LoraVariant(op, dtype, place % 2 == 0, planes), CHIPS[place % 3])
+    for place, (op, dtype, planes) in enumerate(
+        (
+            ("shrink", torch.bfloat16, 1),
+            ("expand", torch.bfloat16, MAX_PLANES),
+            ("expand", torch.float16, 1),
+            ("shrink", torch.float32, 1),
+            ("expand", torch.float32, 2),
+        )
     )
 ]
 SAMPLE += [
-    (AttentionVariant(dtype, PADDED_DIMS[(place + shift) % 3]), chip)
-    for place, chip in enumerate(CHIPS)
-    for shift, dtype in enumerate(DTYPES)
+    (AttentionVariant(dtype, PADDED_DIMS[place]), chip)
+    for place, (dtype, chip) in enumerate(zip(DTYPES, CHIPS, strict=True))
 ]
 
 
