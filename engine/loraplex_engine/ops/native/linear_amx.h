@@ -60,6 +60,7 @@ class AmxTiles {
       config.bytes[i] = kLineBytes;
       config.rows[i] = i == 7 ? kStepUnits : num_rows;
     }
+    finish_writes(&config);
     _tile_loadconfig(&config);
     configured_rows_ = num_rows;
   }
@@ -89,12 +90,13 @@ class AmxTiles {
     num_rows = std::min(num_rows, kRows);
     for (int64_t r = 0; r < num_rows; ++r) std::memcpy(rows[r], x + r * x_stride, num_elements * sizeof(bf16));
     std::memcpy(weights, panel, div_up(num_elements, kPerUnit<bf16>) * kPanelBytes);
-    fence();
+    finish_writes(rows);
+    finish_writes(weights);
     step<kHasSecond>(rows[0], rows[second], sizeof(rows[0]), weights);
   }
 
   // The intrinsics do not tell the compiler what memory they read.
-  static void fence() { asm volatile("" ::: "memory"); }
+  static void finish_writes(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
 
   template <bool kHasSecond>
   static void begin(const LinearTile<bf16>& tile, int64_t second) {
@@ -109,7 +111,7 @@ class AmxTiles {
       }
       return;
     }
-    fence();
+    finish_writes(tile.sums);
     _tile_loadd(0, tile.sums, kPanelBytes);
     _tile_loadd(1, tile.sums + kLanes, kPanelBytes);
     _tile_loadd(2, tile.sums + 2 * kLanes, kPanelBytes);
