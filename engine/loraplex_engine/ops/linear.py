@@ -82,8 +82,8 @@ def _apply_plain(x: Tensor, weight: Tensor, bias: Tensor | None, _: int) -> Tens
     return functional.linear(x, weight, bias)
 
 
-# tiles of 1 to 8 rows, several of them, and more than one block of tiles
-_OWN_WAYS = (*range(1, 10), 17, 129)
+# tiles of 1 to 8 rows (of matrix tiles: 1 to 16, and two halves of them), several of them, and more than one block
+_OWN_WAYS = (*range(1, 19), 31, 32, 33, 129)
 _UNKNOWN_WAYS = (*range(1, 18), *range(31, 34), *range(63, 66), *range(127, 130), 512)
 
 OWN = LinearForm("own", _pack_own, _apply_own, _OWN_WAYS)

@@ -14,7 +14,7 @@ from loraplex_engine.ops.lora.segment import build_segments
 
 pytestmark = pytest.mark.pairs
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-NUM_MIXES = 50
+NUM_MIXES = 25
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
