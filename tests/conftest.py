@@ -6,6 +6,7 @@ test, apart from LORAPLEX_TEST_*, LORAPLEX_CACHE_DIR and LORAPLEX_NATIVE.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -69,6 +70,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("xdist"):
         config.pluginmanager.register(folder_scheduling)
     settings.load_profile("endure" if config.getoption("--endure") else "suite")
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what lives as long as the run, ten thousand tests and what they import."""
+    gc.collect()
+    gc.freeze()
+    # each test builds a gateway and forgets it: most of what is looked at is still in use
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture
