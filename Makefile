@@ -30,7 +30,8 @@ demo: $(STAMP) ## Start the platform with three example teams and ask them all o
 	@$(BIN)/loraplex up --demo $(if $(ONCE),--once) $(ARGS)
 
 test: $(STAMP) ## Run all tests, in up to four processes (in one: ARGS='-n 0'); a few that fail once more, alone
-	@$(BIN)/python -m loraplex_engine pull $(BASE) || \
+	@$(BIN)/python -c 'from loraplex_engine.ops.native import build; build.native_status()' & \
+	$(BIN)/python -m loraplex_engine pull $(BASE) || \
 	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."
 	@$(BIN)/python -m pytest $(PARALLEL) --second-try $(ARGS)
 
