@@ -54,6 +54,7 @@ from loraplex_registry.uploads.promotion import promote_ready
 from loraplex_registry.uploads.sweep import Sweeper
 from loraplex_registry.uploads.upload import Uploads
 from loraplex_registry.wire.adapter import AliasView, NamesDelta, VersionView
+from loraplex_registry.wire.ending import end_tasks
 from loraplex_registry.wire.full import Measured, Replaced
 from loraplex_registry.wire.identity import Identity, TokenVerifier
 from loraplex_registry.wire.log import note
@@ -120,9 +121,7 @@ class Registry:
 
     async def stop(self) -> None:
         """End the background work, let running transactions end and close the database."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         await self._gate.stop()
         self._checker.close()
         await self.services.database.close()

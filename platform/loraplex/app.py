@@ -88,6 +88,7 @@ from loraplex.usage.ledger import Ledger
 from loraplex.usage.outcomes import keep_outcomes_short
 from loraplex.usage.recovery import find_open_requests, settle_open_requests
 from loraplex_registry.app import MESSAGES, Registry, RegistryError, RegistrySettings, TenantRef, create_registry
+from loraplex_registry.wire.ending import end_tasks
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.open_files import allow_open_files
 from loraplex_registry.wire.reload import Reloader, reload_on_hangup
@@ -186,10 +187,7 @@ class Gateway:
 
     async def stop(self) -> None:
         """Write what is pending and close everything; fine after a start that failed half-way."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(self._tasks)
         await self.last_use.flush()
         await self._forgetting.stop()
         await self._registry.stop_judging()

@@ -32,6 +32,7 @@ from loraplex_registry.parity.outcome import NOT_RUN, Outcome
 from loraplex_registry.peft.parity import ParityResult
 from loraplex_registry.peft.report import Report
 from loraplex_registry.settings import RegistrySettings
+from loraplex_registry.wire.ending import end_tasks
 
 __all__ = ["NOT_RUN", "ParityGate", "ParityJudge", "PromoteReady"]
 PromoteReady = Callable[[Change, VersionRow, Pending], Awaitable[bool]]
@@ -133,10 +134,7 @@ class ParityGate:
     async def stop(self) -> None:
         """Leave what waits to the next start; nothing more is taken up."""
         self._is_stopped = True
-        tasks = list(self._jobs.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._jobs.values())
 
     async def _find_waiting(self, min_age: timedelta) -> list[uuid.UUID]:
         query = (

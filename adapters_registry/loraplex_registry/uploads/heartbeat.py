@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from loraplex_registry.errors import RegistryError
+from loraplex_registry.wire.ending import end_tasks
 
 _BEAT_S = 10.0
 DEAD_AFTER = timedelta(seconds=60)
@@ -24,8 +25,7 @@ async def beating(beat: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await end_tasks([task])
 
 
 async def _beat_for_ever(beat: Callable[[], Awaitable[None]]) -> None:

@@ -25,6 +25,7 @@ from loraplex_engine.server.core_client import CoreClient
 from loraplex_engine.server.socket_folder import socket_folder
 from loraplex_engine.server.watchdog import Watchdog
 from loraplex_engine.wire import messages
+from loraplex_registry.wire.ending import end_tasks
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -178,8 +179,7 @@ class CoreProcess:
                 process.kill()
             return self._client.facts is not None, await exit_code
         finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            await end_tasks([pump])
             link.close()
             self._client.detach()
 

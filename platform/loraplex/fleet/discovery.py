@@ -16,6 +16,8 @@ from typing import Any
 
 import msgspec
 
+from loraplex_registry.wire.ending import end_tasks
+
 DNS = "dns+"
 FIRST_ANSWER_S = 2.0
 KEPT_ABSENT_S = 10.0
@@ -56,9 +58,7 @@ class Discovery:
 
     async def stop(self) -> None:
         """Ask no more."""
-        for task in self._questions.values():
-            task.cancel()
-        await asyncio.gather(*self._questions.values(), return_exceptions=True)
+        await end_tasks(self._questions.values())
 
     def _urls(self, engine: str) -> Sequence[str]:
         if not engine.startswith(DNS):

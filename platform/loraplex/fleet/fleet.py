@@ -32,6 +32,7 @@ from loraplex.fleet.view import FleetView, Replica, choose_full, read_full_repli
 from loraplex.fleet.warming import Load, Warmer, plan_loads
 from loraplex_engine.wire.client import EngineClient, ReplicaFailedError, UnreachableError
 from loraplex_registry.peft.unreadable import UNREADABLE
+from loraplex_registry.wire.ending import end_tasks
 
 POLL_EVERY_S = 1.0
 _FORGET_TIMEOUT_S = 5.0
@@ -95,8 +96,7 @@ class Fleet:
     async def stop(self) -> None:
         """Stop asking and close all connections."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await end_tasks([self._task])
         await self._warmer.stop()
         await self._lookout.stop()
         await self._discovery.stop()

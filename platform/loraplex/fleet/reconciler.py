@@ -22,6 +22,7 @@ from loraplex.fleet.difference import Difference, Repair, find_differences
 from loraplex.fleet.fleet import Fleet
 from loraplex_engine.wire.client import EngineClient, ReplicaFailedError, UnreachableError
 from loraplex_registry.peft.unreadable import UNREADABLE
+from loraplex_registry.wire.ending import end_tasks
 
 LOOK_EVERY_S = 1.0
 _PAUSE_S = 2.0
@@ -140,9 +141,7 @@ class Reconciler:
 
     async def stop(self) -> None:
         """End what is under way; fine if nothing is."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await end_tasks(self._tasks.values())
 
     async def look(self) -> None:
         """Compare once, and begin every repair whose time has come.

@@ -17,6 +17,7 @@ import msgspec
 from loraplex.fleet.placement import Outlook, count_free_slots, count_homes, order_homes
 from loraplex.fleet.traffic import Demand
 from loraplex.fleet.view import FleetView, Replica
+from loraplex_registry.wire.ending import end_tasks
 
 MAX_LOADS = 4
 """Loads at a time that a replica is asked for."""
@@ -234,10 +235,7 @@ class Warmer:
 
     async def stop(self) -> None:
         """Leave the rest to the engines."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._tasks.values())
 
     async def _carry_out(self, load: Load) -> None:
         try:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from loraplex.errors import LoraplexError
 from loraplex.fleet.fleet import Fleet
 from loraplex.gateway.names import NameIndex
+from loraplex_registry.wire.ending import end_tasks
 
 _MAX_DROPS = 16
 _log = logging.getLogger(__name__)
@@ -44,9 +45,7 @@ class Forgetting:
 
     async def stop(self) -> None:
         """Leave the rest to the engines."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     async def _drop(self, base: str, digest: str) -> None:
         try:

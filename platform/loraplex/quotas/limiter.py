@@ -9,7 +9,6 @@ usage: whoever has lost one asks how much was used.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +24,7 @@ from loraplex.quotas.quota import Charge, Debt, Hold, Lost, Quota, Refusal, Stan
 from loraplex.quotas.redis_meter import RedisMeter
 from loraplex.quotas.refusal import build_refusal
 from loraplex.quotas.standing import build_headers
+from loraplex_registry.wire.ending import end_tasks
 
 _BEAT_EVERY_S = 1.0
 _GATEWAY_LIFE_MS = 10_000
@@ -154,9 +154,7 @@ class Limiter:
     async def stop(self) -> None:
         """End; fine if it was never started."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await end_tasks([self._task])
         if self._shared is not None:
             await self._shared.close()
 

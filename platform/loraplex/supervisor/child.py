@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loraplex.supervisor.backoff import Backoff
+from loraplex_registry.wire.ending import end_tasks
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 4096
@@ -88,9 +89,7 @@ class Child:
     async def stop(self, grace_s: float) -> None:
         """Ask the process to end, and kill it and what it started if it has not after `grace_s` seconds."""
         if self._keeper:
-            self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await end_tasks([self._keeper])
         process = self._process
         if process is None or process.returncode is not None:
             return

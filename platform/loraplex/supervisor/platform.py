@@ -31,6 +31,7 @@ from loraplex.supervisor.port import check_port_free, find_free_port, hold_engin
 from loraplex.supervisor.readiness import wait_until_ready, wait_until_served
 from loraplex.supervisor.redis_note import describe_redis
 from loraplex.supervisor.watch import Watch
+from loraplex_registry.wire.ending import end_tasks
 from loraplex_registry.wire.identity import Identity, TokenSigner
 from loraplex_registry.wire.ids import new_public_id
 from loraplex_registry.wire.setting import read_settings
@@ -145,9 +146,7 @@ async def _unless(stop: asyncio.Event, work: Awaitable[T]) -> T:
             raise StoppedError
         return task.result()
     finally:
-        for pending in (task, stopped):
-            pending.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)
+        await end_tasks((task, stopped))
 
 
 async def _prepare(options: UpOptions, environ: Mapping[str, str], folder: DataFolder, display: Display) -> PulledBase:
@@ -193,9 +192,7 @@ async def _watching(display: Display, url_to_child: Mapping[str, Child]) -> Asyn
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
 
 async def _wait_and_register(platform: RunningPlatform, gateway: Child, engine: Child, display: Display) -> None:

@@ -25,6 +25,7 @@ from loraplex.db.tables import request, usage
 from loraplex.errors import LoraplexError
 from loraplex.usage.outcomes import count_outcomes
 from loraplex.usage.record import RequestRow, Settlement
+from loraplex_registry.wire.ending import end_tasks
 
 _MAX_GROUP = 256
 _PROGRESS_EVERY_S = 1.0
@@ -91,10 +92,7 @@ class Ledger:
         """Write what is pending, and what was kept if the database is back, then end."""
         while self._pending:
             await asyncio.wait([entry.written for entry in self._pending])
-        for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(self._tasks)
         if self._kept or self._doubted:
             await self._write_last()
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -274,10 +275,19 @@ def test_address_of_a_part_at_another_host_gets_no_key_even_with_a_path_of_the_a
     assert len(platform.store_headers) == 9
 
 
+def wait_until_quiet(platform: Platform) -> None:
+    """Parts that were on their way when a push was cut arrive."""
+    num_seen = -1
+    while num_seen != len(platform.store_headers):
+        num_seen = len(platform.store_headers)
+        time.sleep(0.1)
+
+
 def test_cut_upload_goes_on_where_it_was(push: Push) -> None:
     platform, watch = Platform(), Watch(limit=4 * PART)
     with pytest.raises(KeyboardInterrupt):
         push(platform, watch)
+    wait_until_quiet(platform)
     num_there = sum(map(len, platform.bytes.values()))
     assert 0 < num_there < 256 * 30
     num_taken = len(platform.store_headers)
