@@ -81,7 +81,8 @@ class Claim:
             connection, self._connection = self._connection, None
             if not connection.invalidated:
                 await self._unlock(connection)
-            await connection.invalidate()
+            if not connection.invalidated:
+                await connection.invalidate()
             await connection.close()
 
     async def watch(self, on_lost: Callable[[], None]) -> None:
@@ -179,6 +180,8 @@ class Claim:
         with contextlib.suppress(UnavailableError, TimeoutError):
             async with asyncio.timeout(_UNLOCK_TIMEOUT_S), unavailable_on_failure(), self._turns:
                 await connection.scalar(sa.select(sa.cast(sa.func.pg_advisory_unlock_all(), sa.Text)))
+                # while it is our turn: a question under way would wait for a socket that is closed
+                await connection.invalidate()
 
     def _get_connection(self) -> AsyncConnection:
         # one that broke under somebody's hands would refuse everything until it is given back
