@@ -113,7 +113,8 @@ async def test_streams_of_a_killed_engine_end_with_an_error_and_others_go_on(wor
         asyncio.create_task(stream(world, ADAPTERS[index % 6], f"question {index}", 450))
         for index in range(NUM_STREAMS)
     ]
-    await until(lambda: world.begun.total() >= NUM_STREAMS - 2, 60)
+    # not all of them: where an engine got three adapters for its two slots, one waits for long streams to end
+    await until(lambda: world.begun.total() >= NUM_STREAMS // 2, 60)
     victim = max(world.processes, key=lambda process: world.begun[name_of(world, process)])
     name = name_of(world, victim)
     victim.kill()
