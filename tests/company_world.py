@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from app_server import running_app
 from gateway_world import ADMIN_KEY, BASE, GatewayWorld, register_base
 from loraplex.app import running_gateway
 from loraplex.settings import Settings
 from loraplex_registry.http.protocol import BoundedProtocol
-from scripted_engine import ScriptedEngine, running_app, running_engine
+from scripted_engine import ScriptedEngine, running_engine
 
 
 @asynccontextmanager

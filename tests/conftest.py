@@ -67,8 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples property tests try."""
     once.remember()
     second_try.pytest_configure(config)
-    if config.pluginmanager.hasplugin("xdist"):
-        config.pluginmanager.register(folder_scheduling)
+    config.pluginmanager.register(folder_scheduling)
     settings.load_profile("endure" if config.getoption("--endure") else "suite")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from app_server import running_app
 from core_world import share_native
 from gateway_world import ADMIN_KEY, GatewayWorld
 from loraplex.app import running_gateway
@@ -22,7 +23,6 @@ from loraplex.settings import Settings
 from loraplex_engine.bases.folder import load_spec
 from loraplex_engine.bases.pull import pull
 from loraplex_registry.http.protocol import BoundedProtocol
-from scripted_engine import running_app
 from support import free_port, tiny_llama_config, write_adapter, write_base
 
 _ENGINE_KEY = "the-engine-key"

@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
+from app_server import running_app
 from loraplex.app import Gateway, running_gateway
 from loraplex.db.tables import request, usage
 from loraplex.settings import Settings
 from loraplex_registry.http.protocol import BoundedProtocol
-from scripted_engine import FINGERPRINT, ScriptedEngine, running_app, running_engine
+from scripted_engine import FINGERPRINT, ScriptedEngine, running_engine
 from support import linear_shapes, tiny_llama_config, write_adapter, write_base
 
 ADMIN_KEY = "an-admin-key-for-tests"

@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from app_server import running_app
 from core_world import share_native
 from escalation_world import EscalationWorld, build_approval, build_evidence
 from fleet_world import EngineProcess, FleetWorld
@@ -29,7 +30,6 @@ from loraplex.settings import Settings
 from loraplex_engine.bases.folder import load_marker, load_spec
 from loraplex_engine.bases.pull import pull
 from loraplex_registry.http.protocol import BoundedProtocol
-from scripted_engine import running_app
 from support import free_port, tiny_llama_config, write_adapter, write_base
 
 POOL, FULL_NAME = "team-x-full", "tiny-full"

@@ -29,6 +29,7 @@ from loraplex_registry.db.model import AdapterRow, BaseRow, VersionRow
 from loraplex_registry.errors import RegistryError
 from loraplex_registry.parity.judge import NoEngines, NoVerdictError, ParityJudge
 from loraplex_registry.parity.outcome import NOT_RUN, Outcome
+from loraplex_registry.parity.turns import TenantTurns
 from loraplex_registry.peft.parity import ParityResult
 from loraplex_registry.peft.report import Report
 from loraplex_registry.settings import RegistrySettings
@@ -54,9 +55,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Subject:
-    """A version that waits: its base's name, its content and rank, and whose it is."""
+    """A version that waits: its base's name, whose it is, its content and rank."""
 
     base: str
+    tenant_id: str
     digest: str
     rank: int
 
@@ -68,6 +70,10 @@ class _Outdated(_Subject):
     version_id: uuid.UUID
     weights: str
     wanted: str
+
+
+_SUBJECT = (BaseRow.name, AdapterRow.tenant_id, VersionRow.digest, VersionRow.rank)
+"""The columns of a `_Subject`."""
 
 
 class ParityGate:
@@ -85,7 +91,7 @@ class ParityGate:
         self._settings = settings
         self._promote = promote
         self._jobs: dict[uuid.UUID, asyncio.Task[None]] = {}
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[str, TenantTurns] = defaultdict(TenantTurns)
         self._is_stopped = False
         self.judge: ParityJudge = NoEngines()
         self.on_outcome: Callable[[str], None] = _tell_nobody
@@ -163,9 +169,8 @@ class ParityGate:
             await asyncio.sleep(_FOUND_EVERY_S)
 
     async def _find_outdated(self, version_id: uuid.UUID | None = None) -> list[_Outdated]:
-        columns = (BaseRow.name, VersionRow.digest, VersionRow.rank, VersionRow.id)
         query = (
-            sa.select(*columns, VersionRow.weights_digest, BaseRow.weights_digest)
+            sa.select(*_SUBJECT, VersionRow.id, VersionRow.weights_digest, BaseRow.weights_digest)
             .join(AdapterRow, AdapterRow.id == VersionRow.adapter_id)
             .join(BaseRow, BaseRow.id == AdapterRow.base_id)
             .where(VersionRow.state == "ready", AdapterRow.deleted_at.is_(None))
@@ -176,8 +181,8 @@ class ParityGate:
             query = query.where(VersionRow.id == version_id)
         async with self._database.read() as session:
             return [
-                _Outdated(base, digest, rank, found, weights, wanted)
-                for base, digest, rank, found, weights, wanted in await session.execute(query)
+                _Outdated(base, tenant_id, digest, rank, found, weights, wanted)
+                for base, tenant_id, digest, rank, found, weights, wanted in await session.execute(query)
                 if weights is not None
             ]
 
@@ -235,7 +240,7 @@ class ParityGate:
 
     async def _find_subject(self, version_id: uuid.UUID) -> _Subject | None:
         query = (
-            sa.select(BaseRow.name, VersionRow.digest, VersionRow.rank)
+            sa.select(*_SUBJECT)
             .join(AdapterRow, AdapterRow.id == VersionRow.adapter_id)
             .join(BaseRow, BaseRow.id == AdapterRow.base_id)
             .where(VersionRow.id == version_id, VersionRow.state == "validating")
@@ -263,16 +268,37 @@ class ParityGate:
 
         Raises:
             NoVerdictError: One was asked and could not say.
+            UnavailableError: The database does not answer.
         """
         try:
-            async with self._turns[subject.base], asyncio.timeout(_MEASURE_TIMEOUT_S):
-                return await self.judge.measure(subject.base, subject.digest, subject.rank, weights)
+            async with self._turns[subject.base].take(subject.tenant_id), asyncio.timeout(_MEASURE_TIMEOUT_S):
+                known = await self._find_measured(subject)
+                return known or await self.judge.measure(subject.base, subject.digest, subject.rank, weights)
         except NoVerdictError as error:
             _log.info("no engine could measure %s now: %s", subject.digest, error.message)
             raise
         except TimeoutError:
             _log.warning("an engine did not finish to measure %s in %g s", subject.digest, _MEASURE_TIMEOUT_S)
             return None
+
+    async def _find_measured(self, subject: _Subject) -> ParityResult | None:
+        """Return what was measured of the same content on the weights that are registered now.
+
+        Only of the same tenant: another one must not learn from the time that it takes who else has the content.
+        """
+        query = (
+            sa.select(VersionRow.report)
+            .join(AdapterRow, AdapterRow.id == VersionRow.adapter_id)
+            .join(BaseRow, BaseRow.id == AdapterRow.base_id)
+            .where(VersionRow.digest == subject.digest, VersionRow.state == "ready")
+            .where(AdapterRow.tenant_id == subject.tenant_id, BaseRow.name == subject.base)
+            .where(VersionRow.weights_digest == BaseRow.weights_digest, BaseRow.weights_digest != "")
+            .limit(1)
+        )
+        async with self._database.read() as session:
+            report = (await session.execute(query)).scalar_one_or_none()
+        result = None if report is None else msgspec.convert(report, Report).parity
+        return result if isinstance(result, ParityResult) and result.is_within else None
 
     async def settle(self, version_id: uuid.UUID, outcome: Outcome) -> None:
         """Write the outcome of a version, unless it has left `validating` meanwhile.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from app_server import running_app
 from gateway_world import ADMIN_KEY, BASE, GatewayWorld, running_world, until
 from loraplex.cli.app import main
 from loraplex.fleet import reconciler as reconciler_module
@@ -18,7 +19,7 @@ from loraplex.fleet.fleet import Fleet
 from loraplex.gateway import desired_state as desired_module
 from loraplex_registry.errors import UnavailableError
 from planted import purge_by_hand
-from scripted_engine import ScriptedEngine, running_app
+from scripted_engine import ScriptedEngine
 
 GONE_S = 10.0
 ALL, ONE, CANARY = "team-all", "team-one", "team-two/default@canary"

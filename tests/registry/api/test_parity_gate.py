@@ -238,6 +238,61 @@ async def test_promotion_looks_at_what_is_live_by_then(world: World, make_adapte
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_a_tenant_s_own_content_is_measured_once_for_the_weights_that_are_registered(
+    world: World, make_adapter: Any, judge: ScriptedJudge
+) -> None:
+    judge.weights = "w" * 64
+    team, folder = world.caller(), make_adapter(1)
+    first = (await team.upload(A, folder)).json()
+    second = (await team.upload(f"{T}/copy", folder)).json()
+    assert len(judge.asked) == 1
+    assert (second["state"], second["promoted"]) == ("ready", True)
+    assert second["report"]["parity"] == first["report"]["parity"]
+    other = await world.caller("team-b").upload("/api/v1/tenants/team-b/adapters/style", folder)
+    assert (other.json()["state"], len(judge.asked)) == ("ready", 2), "how long it takes would tell who else has it"
+    await team.upload(f"{T}/other", make_adapter(2))
+    assert len(judge.asked) == 3
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_what_was_measured_on_other_weights_or_found_wrong_is_measured_again(
+    world: World, make_adapter: Any, judge: ScriptedJudge
+) -> None:
+    judge.weights = "o" * 64
+    team, folder = world.caller(), make_adapter(1)
+    await team.upload(A, folder)
+    await team.upload(f"{T}/copy", folder)
+    assert len(judge.asked) == 2, "the registered weights are others"
+    judge.weights, judge.answer = "w" * 64, msgspec.structs.replace(GOOD, max_kl=1.0)
+    wrong = make_adapter(2)
+    for number, name in enumerate(("third", "fourth"), start=3):
+        version = (await team.upload(f"{T}/{name}", wrong)).json()
+        assert (version["state"], len(judge.asked)) == ("quarantined", number)
+        released = await world.caller(role="admin")("POST", f"{T}/{name}/versions/1/release")
+        assert released.json()["state"] == "ready"
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_another_tenant_s_many_uploads_are_not_waited_for(
+    world: World, make_adapter: Any, judge: ScriptedJudge
+) -> None:
+    judge.may_answer.clear()
+    many = [await begin(world, make_adapter(number), number) for number in (1, 2, 3, 4)]
+    other = world.caller("team-b")
+    path = "/api/v1/tenants/team-b/adapters/style"
+    one = asyncio.create_task(other.upload(path, make_adapter(5)))
+
+    async def waits() -> bool:
+        return (await other("GET", f"{path}/versions/1")).json().get("state") == "validating"
+
+    await until(waits)
+    judge.may_answer.set()
+    digest = (await one).json()["digest"]
+    await asyncio.gather(*many)
+    assert judge.asked.index(digest) == 2, "the one that was measured, and one more of the first tenant"
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"])
 async def test_an_engine_that_goes_away_is_waited_for_a_while(
     world: World, make_adapter: Any, judge: ScriptedJudge, verdicts: list[str]
 ) -> None:
