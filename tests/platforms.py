@@ -102,9 +102,11 @@ def running_platform(
 ) -> Iterator[LivePlatform]:
     """Start a platform and yield it when it serves; at the end it must stop by itself, with `exit_code`.
 
-    Its parity gate is off unless `env` says otherwise: on a busy machine an upload would wait for a minute.
+    Unless `env` says otherwise its parity gate is off, as an upload would wait for a minute on a busy machine, and its KV
+    pool is small, as each start touches all of it.
     """
-    environ = os.environ | {"LORAPLEX_PARITY_GATE": "off"} | (env or {})
+    defaults = {"LORAPLEX_PARITY_GATE": "off", "LORAPLEX_ENGINE_KV_CACHE_MEMORY_BYTES": "512MiB"}
+    environ = os.environ | defaults | (env or {})
     argv = [sys.executable, "-m", "loraplex", "up", "--json", "--port", "0", "--data-dir", str(data_dir), *flags]
     log = (data_dir.parent / f"{data_dir.name}.log").open("wb")
     options: dict[str, Any] = {"cwd": ROOT, "env": environ, "stdin": subprocess.DEVNULL}

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +54,7 @@ from loraplex_registry.peft.spec import BaseSpec
 
 _PATIENCE = 4
 """A step at the limits should take at most this part of the time after which a step counts as stuck."""
+_PROFILED_LAYERS = 2
 _log = logging.getLogger(__name__)
 
 
@@ -85,18 +86,19 @@ def build_engine(
     table = LoraTable(config.max_loras, model.num_layers, lora_shapes(model), config.max_lora_rank, loaded.dtype)
     replacements = Replacements(config.max_loras)
 
-    def build_runner(num_blocks: int, memory: Reservation | None) -> ModelRunner:
+    def build_runner(decoder: Decoder, num_blocks: int, memory: Reservation | None = None) -> ModelRunner:
+        num_layers, dtype = len(decoder.layers), decoder.dtype
         cache = build_kv_cache(
-            model.num_layers, num_blocks, config.block_size, model.num_kv_heads, model.head_dim, loaded.dtype, memory
+            num_layers, num_blocks, config.block_size, model.num_kv_heads, model.head_dim, dtype, memory
         )
-        return ModelRunner(loaded.decoder, cache, table, replacements, config.block_size, model.eos_token_ids)
+        return ModelRunner(decoder, cache, table, replacements, config.block_size, model.eos_token_ids)
 
     if preparation.memory is not None:
         on_progress("waiting for the memory of the KV cache")
         preparation.memory.wait()
     on_progress("computing a step at the limits")
-    plan = settle(config, preparation, _profile(config, base, build_runner).num_bytes)
-    runner = build_runner(plan.kv_tokens // config.block_size, preparation.memory)
+    plan = settle(config, preparation, _profile(config, base, loaded.decoder, build_runner).num_bytes)
+    runner = build_runner(loaded.decoder, plan.kv_tokens // config.block_size, preparation.memory)
     facts = _describe(config, base, loaded, plan)
     budget = StepBudget(calibrate_runner(runner, facts.num_blocks, facts.block_size, facts.max_model_len))
     for line in plan.to_lines(read_process_bytes(), read_machine_memory()):
@@ -126,21 +128,30 @@ def _load_model(base: Base, on_progress: Callable[[str], None]) -> _Loaded:
 
 
 def _profile(
-    config: EngineConfig, base: Base, build_runner: Callable[[int, Reservation | None], ModelRunner]
+    config: EngineConfig, base: Base, decoder: Decoder, build_runner: Callable[[Decoder, int], ModelRunner]
 ) -> StepProfile:
-    """Run a step at the limits on a cache of its own; warn where it takes so long that the core would seem stuck."""
-    rows = limit_rows(config, base.max_model_len)
-    runner = build_runner(count_blocks(rows, config.block_size), None)
-    profile = profile_step(runner.execute, rows, config.block_size)
-    if profile.seconds * _PATIENCE > config.step_timeout_s:
+    """Run a step at the limits on a cache of its own; warn where it takes so long that the core would seem stuck.
+
+    Layers compute one after the other in the same memory and take equally long: a few of them tell of all.
+    """
+    rows, short = limit_rows(config, base.max_model_len), decoder.shortened(_PROFILED_LAYERS)
+    runner = build_runner(short, count_blocks(rows, config.block_size))
+
+    def profile() -> StepProfile:
+        measured = profile_step(runner.execute, rows, config.block_size)
+        return replace(measured, seconds=measured.seconds * len(decoder.layers) / len(short.layers))
+
+    first, limit_s = profile(), config.step_timeout_s / _PATIENCE
+    # the first one also does what is done once
+    if first.seconds > limit_s and (seconds := profile().seconds) > limit_s:
         _log.warning(
             "a step of %d tokens takes %.1f s, and a core that is silent for %.0f s is started again: "
             "lower --max-num-batched-tokens or raise --step-timeout",
             config.max_num_batched_tokens,
-            profile.seconds,
+            seconds,
             config.step_timeout_s,
         )
-    return profile
+    return first
 
 
 def _describe(config: EngineConfig, base: Base, loaded: _Loaded, plan: MemoryPlan) -> CoreReady:

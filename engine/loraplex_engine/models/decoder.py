@@ -6,6 +6,7 @@ knows rows, cells and slots, neither requests nor adapters' names.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -134,6 +135,14 @@ class Decoder:
             FusedLayers(self.layers, config, self._scale, self._cos_sin) if can_fuse(self.layers, dtype) else None
         )
         """The layers as one op; None: they are composed of single ones, as `_compute_layer` says."""
+
+    def shortened(self, num_layers: int) -> Decoder:
+        """A decoder of the first `num_layers` layers, at least one, with the same weights in the same memory."""
+        short = copy.copy(self)
+        short.layers = self.layers[:num_layers]
+        if self.fused is not None:
+            short.fused = FusedLayers(short.layers, self.config, self._scale, self._cos_sin)
+        return short
 
     @property
     def linears(self) -> list[PackedLinear]:

@@ -56,6 +56,16 @@ def test_requests_in_one_step_do_not_see_one_another(hf_base: Path) -> None:
     assert _largest_difference(torch.cat((other_start, other_rest)), reference_logits(reference, OTHER)) < TOLERANCE
 
 
+def test_a_shortened_decoder_is_the_base_with_fewer_layers(llama_base: Path) -> None:
+    model, reference = load_paged(llama_base), load_reference(llama_base)
+    model.decoder = model.decoder.shortened(2)
+    model.cache.k, model.cache.v = model.cache.k[:2], model.cache.v[:2]
+    (ours,) = model.step((model.start(PROMPT), len(PROMPT)))
+    assert len(reference.model.layers) > 2
+    reference.model.layers = reference.model.layers[:2]
+    assert _largest_difference(ours, reference_logits(reference, PROMPT)) < TOLERANCE
+
+
 def test_float64_is_served_as_ground_truth(llama_base: Path) -> None:
     model = load_paged(llama_base, torch.float64)
     (ours,) = model.step((model.start(PROMPT), len(PROMPT)))
