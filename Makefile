@@ -9,9 +9,11 @@ BASE := smollm2-135m
 ARGS ?=
 FUZZ_S ?= 1800
 SOAK_S ?= 900
-# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first. One process
-# more than there are cores: half of the time of many tests is that of servers which start.
-PARALLEL := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first. Two processes
+# a core: half of the time of many tests is that of servers which start.
+PARALLEL := -n $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Hundreds of processes of a test run would compile the same sources.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +35,7 @@ test: $(STAMP) ## Run all tests, in up to four processes (in one: ARGS='-n 0'); 
 	@$(BIN)/python -c 'from loraplex_engine.ops.native import build; build.native_status()' & \
 	$(BIN)/python -m loraplex_engine pull $(BASE) || \
 	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."
+	@[ -d tests/__pycache__ ] || $(BIN)/python -m pytest -q --collect-only >/dev/null || true # compiles once what each would
 	@$(BIN)/python -m pytest $(PARALLEL) --second-try $(ARGS)
 
 test-s3: $(STAMP) ## Run the tests that need an S3 server; they start SeaweedFS on loopback
