@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from app_server import running_app
-from gateway_world import ADMIN_KEY, BASE, GatewayWorld, register_base
-from loraplex.app import running_gateway
+from gateway_world import ADMIN_KEY, BASE, GatewayWorld, register_base, started_gateway
 from loraplex.settings import Settings
 from loraplex_registry.http.protocol import BoundedProtocol
 from scripted_engine import ScriptedEngine, running_engine
@@ -47,7 +46,7 @@ async def _running_member(
         redis_url=redis_url,
         drain_s=1,
     )
-    async with running_gateway(settings) as gateway, running_app(gateway.app, http=BoundedProtocol) as url:
+    async with started_gateway(settings) as gateway, running_app(gateway.app, http=BoundedProtocol) as url:
         world = GatewayWorld(gateway, url, [engine], folder)
         yield world
         await world.http.aclose()

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import sqlalchemy as sa
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from app_server import running_app
 from loraplex.app import Gateway, running_gateway
+from loraplex.dashboard.application import build_dashboard
+from loraplex.dashboard.parts import Parts
 from loraplex.db.tables import request, usage
 from loraplex.settings import Settings
 from loraplex_registry.http.protocol import BoundedProtocol
@@ -130,6 +134,27 @@ async def until(is_true: Callable[[], bool | Awaitable[bool]], timeout_s: float 
             await asyncio.sleep(0.01)
 
 
+class _LateDashboard:
+    """The dashboard, put together when a test first asks for it: few do, and it is a third of a gateway."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = self._app or build_dashboard(self._parts)
+        await self._app(scope, receive, send)
+
+
+@asynccontextmanager
+async def started_gateway(settings: Settings) -> AsyncIterator[Gateway]:
+    """Yield a started gateway and stop it at the end."""
+    async with AsyncExitStack() as stack:
+        with patch("loraplex.app.build_dashboard", _LateDashboard):
+            gateway = await stack.enter_async_context(running_gateway(settings))
+        yield gateway
+
+
 @asynccontextmanager
 async def running_world(
     database_url: str, folder: Path, num_engines: int = 1, known: dict[str, Any] | None = None, **changes: Any
@@ -153,7 +178,7 @@ async def running_world(
             "warm_s": 0.0,
         }
         settings = Settings(**fields | changes)
-        gateway = await stack.enter_async_context(running_gateway(settings))
+        gateway = await stack.enter_async_context(started_gateway(settings))
         url = await stack.enter_async_context(running_app(gateway.app, http=BoundedProtocol))
         world = GatewayWorld(gateway, url, engines, folder)
         stack.push_async_callback(world.http.aclose)
@@ -172,7 +197,7 @@ async def enclosed_world(database_url: str, folder: Path, **changes: Any) -> Asy
         engine_key="the-engine-key",
         **changes,
     )
-    async with running_gateway(settings) as gateway:
+    async with started_gateway(settings) as gateway:
         world = GatewayWorld(gateway, "http://gateway", [], folder)
         await world.http.aclose()
         transport = httpx.ASGITransport(app=gateway.app, raise_app_exceptions=False)  # type: ignore[arg-type]

@@ -102,8 +102,8 @@ def running_platform(
 ) -> Iterator[LivePlatform]:
     """Start a platform and yield it when it serves; at the end it must stop by itself, with `exit_code`.
 
-    Unless `env` says otherwise its parity gate is off, as an upload would wait for a minute on a busy machine, and its KV
-    pool is small, as each start touches all of it.
+    Unless `env` says otherwise its parity gate is off, as an upload would wait for a minute on a busy machine, and its
+    KV pool is small, as each start touches all of it.
     """
     defaults = {"LORAPLEX_PARITY_GATE": "off", "LORAPLEX_ENGINE_KV_CACHE_MEMORY_BYTES": "512MiB"}
     environ = os.environ | defaults | (env or {})

@@ -134,4 +134,6 @@ def test_schemathesis_finds_nothing(target: Target, kind: str, tmp_path: Path, p
         return
     if kind in ("read_only", "none"):
         pytest.skip("the keys that may do most are tried; `make endure` has all four")
-    _run(target, target.keys[kind], tmp_path, "--max-examples", "1", "--phases", "fuzzing", "--seed", "6")
+    # a team's key calls models, an administrator's everything
+    where = ("--include-path-regex", "^/v1/") if kind == "tenant" else ()
+    _run(target, target.keys[kind], tmp_path, "--max-examples", "1", "--phases", "fuzzing", "--seed", "6", *where)

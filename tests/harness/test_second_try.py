@@ -84,6 +84,6 @@ def test_a_process_that_died_and_a_fixture_that_failed_count_too(run: Run, name:
     ids=["no tests", "all pass", "too many", "stops at the first", "stops a worker", "cannot be collected"],
 )
 def test_nothing_else_is_tried_again(run: Run, files: dict[str, str], arguments: tuple[str, ...], code: int) -> None:
-    found, out = run(files, *arguments)
+    found, out = run(files, *arguments, workers=1)
     assert found == code, out
     assert "a second try" not in out

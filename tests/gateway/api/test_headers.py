@@ -25,15 +25,15 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[GatewayWorld
         yield found
 
 
-@pytest.mark.parametrize("name", ["Authorization", "Content-Type", "Idempotency-Key", "If-Match", "X-Request-Timeout"])
-async def test_a_header_of_one_meaning_is_refused_twice(world: GatewayWorld, name: str) -> None:
+async def test_a_header_of_one_meaning_is_refused_twice(world: GatewayWorld) -> None:
     headers = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json", "if-match": "*"}
     headers |= {"idempotency-key": "a", "x-request-timeout": "9"}
     body = b'{"targets": [{"version": 1, "weight": 100}]}'
     once = await world.http.put(ALIAS, content=body, headers=headers)
     assert once.status_code == 200, once.text
-    twice = await world.http.put(ALIAS, content=body, headers=[*headers.items(), (name, headers[name.lower()])])
-    assert name.lower() in check_error(twice, 400, "invalid_request_error", name.lower())
+    for name in ("Authorization", "Content-Type", "Idempotency-Key", "If-Match", "X-Request-Timeout"):
+        twice = await world.http.put(ALIAS, content=body, headers=[*headers.items(), (name, headers[name.lower()])])
+        assert name.lower() in check_error(twice, 400, "invalid_request_error", name.lower())
 
 
 async def test_other_headers_may_be_there_twice(world: GatewayWorld) -> None:

@@ -23,6 +23,17 @@ from support import free_port
 
 PROGRAM = "import os, sys; from loraplex.app import run; from loraplex.settings import load_settings; "
 PROGRAM += "sys.exit(run(load_settings(os.environ)))"
+EACH = """
+import json, os, sys
+from loraplex.app import run
+from loraplex.settings import load_settings
+for settings in json.loads(sys.argv[1]):
+    if (child := os.fork()) == 0:
+        sys.exit(run(load_settings(os.environ | settings)))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(f"ended with {code}", file=sys.stderr, flush=True)
+"""
+"""A gateway process for each of some settings, one after another: what takes a second is to read the program."""
 
 
 @pytest.fixture
@@ -62,7 +73,7 @@ def allow_few_files() -> None:
 
 
 @asynccontextmanager
-async def gateway_process(data_dir: Path, **settings: str) -> AsyncIterator[Process]:
+async def gateway_process(data_dir: Path, *program: str, **settings: str) -> AsyncIterator[Process]:
     environ = {
         "PATH": os.environ["PATH"],
         "LORAPLEX_DATA_DIR": str(data_dir),
@@ -70,7 +81,10 @@ async def gateway_process(data_dir: Path, **settings: str) -> AsyncIterator[Proc
         **settings,
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, env=environ, stderr=asyncio.subprocess.PIPE, preexec_fn=allow_few_files
+        *(sys.executable, "-c", *(program or (PROGRAM,))),
+        env=environ,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=allow_few_files,
     )
     try:
         yield Process(process)
@@ -150,25 +164,26 @@ async def test_a_schema_that_is_not_ours_exits_3_with_the_command(tmp_path: Path
     assert "Traceback" not in gateway.log
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
+async def test_a_bad_setting_exits_2_in_one_line(database_url: str, tmp_path: Path) -> None:
+    cases = [
         ({"LORAPLEX_POOLS": "["}, "LORAPLEX_POOLS"),
         ({"LORAPLEX_ADMIN_KEY": "short"}, "LORAPLEX_ADMIN_KEY"),
         ({"LORAPLEX_SIGNING_KEY": "not a key"}, "LORAPLEX_SIGNING_KEY"),
         ({"LORAPLEX_OBJECT_STORE_URL": "ftp://x"}, "LORAPLEX_OBJECT_STORE_URL"),
         ({"LORAPLEX_DATABASE_URL": "mysql://u:hidden-word@h/d"}, "LORAPLEX_DATABASE_URL"),
         ({"LORAPLEX_LISTEN": "0.0.0.0:0"}, "LORAPLEX_LISTEN"),
-    ],
-)
-async def test_a_bad_setting_exits_2_in_one_line(
-    database_url: str, tmp_path: Path, settings: dict[str, str], named: str
-) -> None:
-    async with gateway_process(tmp_path, **settings) as gateway:
-        assert await gateway.wait() == 2, gateway.log
-    assert named in gateway.log
-    assert "Traceback" not in gateway.log
-    assert "hidden-word" not in gateway.log
+    ]
+    async with gateway_process(tmp_path, EACH, json.dumps([settings for settings, _ in cases])) as gateways:
+        assert await gateways.wait() == 0, gateways.log
+    *logs, rest = re.split(r"^(?=ended with )", gateways.log, flags=re.MULTILINE)
+    codes = re.findall(r"^ended with (.+)$", gateways.log, flags=re.MULTILINE)
+    assert codes == ["2"] * len(cases), gateways.log
+    assert rest == "ended with 2\n"
+    for (_, named), log in zip(cases, logs, strict=True):
+        (line,) = log.removeprefix("ended with 2\n").splitlines()
+        assert named in line
+        assert "Traceback" not in line
+        assert "hidden-word" not in line
 
 
 async def test_a_taken_port_is_said(database_url: str, tmp_path: Path) -> None:

@@ -134,9 +134,13 @@ async def test_a_key_without_the_scope_is_refused(world: GatewayWorld) -> None:
     check_error(await world.call("GET", STATS, key=None), 401, "invalid_api_key")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("window", "2h"), ("window", ""), ("by", "key"), ("series", "yes"), ("base", ""), ("adapter", "a" * 101)],
-)
-async def test_what_makes_no_sense_is_refused_by_name(world: GatewayWorld, name: str, value: str) -> None:
-    check_error(await world.call("GET", STATS, params={name: value}), 400, "invalid_request_error", name)
+async def test_what_makes_no_sense_is_refused_by_name(world: GatewayWorld) -> None:
+    for name, value in (
+        ("window", "2h"),
+        ("window", ""),
+        ("by", "key"),
+        ("series", "yes"),
+        ("base", ""),
+        ("adapter", "a" * 101),
+    ):
+        check_error(await world.call("GET", STATS, params={name: value}), 400, "invalid_request_error", name)

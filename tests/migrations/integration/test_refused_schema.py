@@ -46,7 +46,9 @@ async def refusal(request: pytest.FixtureRequest, database_url: str, tmp_path: P
             connection.commit()
         return OLDER
     migrations = write_next_migrations(tmp_path / "next", breaks_previous=True)
-    await (await NextUpgrade.start(migrations, database_url)).wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migration, "migrations_folder", lambda: migrations)
+        assert await asyncio.to_thread(main, ["db", "upgrade", "--url", database_url]) == 0
     return LEFT_BEHIND
 
 

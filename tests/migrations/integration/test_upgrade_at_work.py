@@ -6,7 +6,7 @@ import asyncio
 import json
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from loraplex_registry.app import head
 from next_schema import FUTURE, NextUpgrade, write_next_migrations
 from teams_at_work import Fleet, Team, at_work
 
+pytestmark = pytest.mark.endure
+
 WARM_ROUNDS = 6
 """After five times a connection to Postgres keeps a statement's plan, which must bear what comes."""
 
@@ -30,6 +32,12 @@ GATEWAYS_PATIENCE_S = 2.0
 
 CHANGED = ("tenant", "api_key", "adapter", "alias", "base", "adapter_version")
 """Tables whose rows this program goes on changing."""
+
+
+@pytest.fixture
+def num_teams(long: Callable[[float, float], float]) -> int:
+    """Two meet one another as three do."""
+    return int(long(2, 3))
 
 
 @contextmanager
@@ -70,13 +78,17 @@ def _place(database_url: str, folder: Path) -> dict[str, str]:
 
 
 async def test_nobody_notices_that_the_next_release_has_upgraded_the_database(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    database_url: str,
+    tmp_path: Path,
+    num_teams: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in _place(database_url, tmp_path).items():
         monkeypatch.setenv(name, value)
     migrations = write_next_migrations(tmp_path / "next")
     async with running_world(database_url, tmp_path) as world:
-        async with at_work(world) as fleet:
+        async with at_work(world, num_teams) as fleet:
             await fleet.work_on(WARM_ROUNDS)
             done = json.loads(await (await NextUpgrade.start(migrations, database_url)).wait())
             assert (done["before"], done["after"]) == (head(), FUTURE)
@@ -121,11 +133,11 @@ async def _check_a_later_start(database_url: str, folder: Path, fleet: Fleet) ->
 
 @pytest.mark.parametrize("dialect", ["sqlite"])
 async def test_backups_of_this_release_are_made_and_restored_on_the_next_schema(
-    database_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    database_url: str, tmp_path: Path, num_teams: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     migrations = write_next_migrations(tmp_path / "next")
     data, restored = tmp_path, tmp_path / "restored"
-    async with running_world(database_url, data) as world, at_work(world) as fleet:
+    async with running_world(database_url, data) as world, at_work(world, num_teams) as fleet:
         await fleet.work_on(1)
         assert await _run("backup", "create", tmp_path / "before", "--data-dir", data) == 0
         upgrade = await NextUpgrade.start(migrations, database_url)
@@ -169,11 +181,11 @@ def _wait_until_it_waits(url: str, statement: str) -> None:
 
 @pytest.mark.parametrize("dialect", ["postgres"])
 async def test_an_upgrade_that_has_to_wait_for_a_long_read_holds_up_no_request(
-    database_url: str, tmp_path: Path
+    database_url: str, tmp_path: Path, num_teams: int
 ) -> None:
     """What waits for a table makes all wait who come after it, and a gateway waits two seconds."""
     migrations = write_next_migrations(tmp_path / "next")
-    async with running_world(database_url, tmp_path) as world, at_work(world) as fleet:
+    async with running_world(database_url, tmp_path) as world, at_work(world, num_teams) as fleet:
         await fleet.work_on(1)
         with _connected(database_url) as reader:
             # as pg_dump holds the tables that it copies
@@ -189,13 +201,15 @@ async def test_an_upgrade_that_has_to_wait_for_a_long_read_holds_up_no_request(
 
 
 @pytest.mark.parametrize("dialect", ["postgres"])
-async def test_an_index_that_is_built_beside_the_writers_holds_up_no_request(database_url: str, tmp_path: Path) -> None:
+async def test_an_index_that_is_built_beside_the_writers_holds_up_no_request(
+    database_url: str, tmp_path: Path, num_teams: int
+) -> None:
     """The page on upgrading shows how; a long read makes it wait, as a large table would."""
     page = (Path(__file__).parents[3] / "docs" / "upgrading.md").read_text()
     block = page.partition("```python\n")[2].partition("```")[0]
     text = f"def upgrade() -> None:\n{textwrap.indent(block, '    ')}"
     migrations = write_next_migrations(tmp_path / "next", text=text)
-    async with running_world(database_url, tmp_path) as world, at_work(world) as fleet:
+    async with running_world(database_url, tmp_path) as world, at_work(world, num_teams) as fleet:
         await fleet.work_on(1)
         with _connected(database_url) as reader:
             reader.execute(sa.text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))

@@ -105,9 +105,9 @@ async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_ada
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "name_reserved")
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
+@pytest.mark.parametrize("dialect", ["sqlite"])
+async def test_bad_field_is_named(empty_world: World) -> None:
+    for change, param in (
         ({"name": "Tiny"}, "name"),
         ({"fingerprint": ""}, "fingerprint"),
         ({"vocab_size": 0}, "vocab_size"),
@@ -124,12 +124,9 @@ async def test_name_of_another_base_or_tenant_is_reserved(world: World, make_ada
         ({"matrix_hashes": {Q: {"F64": "0" * 64}}}, "matrix_hashes"),
         ({"matrix_hashes": {Q: {"F32": "x"}}}, "matrix_hashes"),
         ({"colour": 1}, "colour"),
-    ],
-)
-@pytest.mark.parametrize("dialect", ["sqlite"])
-async def test_bad_field_is_named(empty_world: World, change: dict[str, Any], param: str) -> None:
-    answer = await empty_world.caller(None, role="admin")("POST", BASES, json=_body() | change)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    ):
+        answer = await empty_world.caller(None, role="admin")("POST", BASES, json=_body() | change)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), change
 
 
 async def test_an_unknown_parameter_is_refused(world: World) -> None:
@@ -172,8 +169,8 @@ async def test_a_module_takes_no_field_that_nobody_knows(empty_world: World) -> 
     assert (misspelt.status_code, misspelt.json()["error"]["code"]) == (400, "unknown_parameter")
 
 
-@pytest.mark.parametrize("cursor", ["", "=", "!", "dGlueQ", "dGlueQ==!", "dGlu eQ=="])
-async def test_a_cursor_has_one_spelling(empty_world: World, cursor: str) -> None:
+async def test_a_cursor_has_one_spelling(empty_world: World) -> None:
     admin = empty_world.caller(None, role="admin")
-    answer = await admin("GET", BASES, params={"cursor": cursor})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cursor")
+    for cursor in ("", "=", "!", "dGlueQ", "dGlueQ==!", "dGlu eQ=="):
+        answer = await admin("GET", BASES, params={"cursor": cursor})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cursor"), cursor
