@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,10 @@ def url(request: pytest.FixtureRequest, way: _Way, dialect: str, revision: str, 
     server.drop(name)
 
 
-def test_rows_stay_on_the_way_to_the_newest_and_back(url: str, revision: str) -> None:
+@pytest.mark.endure
+def test_rows_stay_on_the_way_to_the_newest_and_back(
+    url: str, revision: str, long: Callable[[float, float], float]
+) -> None:
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.connect() as connection:
         insert_all(connection)
@@ -117,8 +120,8 @@ def test_rows_stay_on_the_way_to_the_newest_and_back(url: str, revision: str) ->
         assert mended == there
         _move(connection, revision, up=False)
         assert read_all(connection) == there
-        if revision == REVISIONS[0]:
-            # each step has been taken back
+        if revision in REVISIONS[: int(long(1, len(REVISIONS)))]:
+            # from the oldest each step has been taken back
             _move(connection, "head", up=True)
             assert _shared(there, read_all(connection)) == _shared(there, newest)
 

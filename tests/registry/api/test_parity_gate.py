@@ -19,7 +19,7 @@ from loraplex_registry.parity import gate as gate_module
 from loraplex_registry.parity.judge import NoVerdictError
 from loraplex_registry.peft.parity import ParityResult
 from loraplex_registry.settings import RegistrySettings
-from registry_world import ThreadChecker, World
+from registry_world import BASE, ThreadChecker, World
 
 T = "/api/v1/tenants/team-a/adapters"
 A = f"{T}/style"
@@ -277,15 +277,12 @@ async def test_another_tenant_s_many_uploads_are_not_waited_for(
     world: World, make_adapter: Any, judge: ScriptedJudge
 ) -> None:
     judge.may_answer.clear()
+    waiting = world.registry.services.gate._turns[BASE]._waiting
     many = [await begin(world, make_adapter(number), number) for number in (1, 2, 3, 4)]
-    other = world.caller("team-b")
+    await until(lambda: len(judge.running) == 1 and len(waiting.get("id-team-a", ())) == 3)
     path = "/api/v1/tenants/team-b/adapters/style"
-    one = asyncio.create_task(other.upload(path, make_adapter(5)))
-
-    async def waits() -> bool:
-        return (await other("GET", f"{path}/versions/1")).json().get("state") == "validating"
-
-    await until(waits)
+    one = asyncio.create_task(world.caller("team-b").upload(path, make_adapter(5)))
+    await until(lambda: len(waiting) == 2)
     judge.may_answer.set()
     digest = (await one).json()["digest"]
     await asyncio.gather(*many)
