@@ -16,7 +16,7 @@ from xdist.scheduler import LoadFileScheduling
 T = TypeVar("T")
 CASES = "tests/cases/integration/"
 PLATFORM = "tests/e2e/shared/"
-_FOLDERS = (CASES, PLATFORM)
+SHARED_FOLDERS = (CASES, PLATFORM)
 _open: defaultdict[str, ExitStack] = defaultdict(ExitStack)
 
 
@@ -47,4 +47,4 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def _find_folder(nodeid: str) -> str | None:
-    return next((folder for folder in _FOLDERS if nodeid.startswith(folder)), None)
+    return next((folder for folder in SHARED_FOLDERS if nodeid.startswith(folder)), None)
