@@ -21,6 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from engine_start import find_once
 from loraplex_engine.config import EngineConfig
 from loraplex_engine.core.request import Request
 from loraplex_engine.engine import Engine
@@ -139,7 +140,8 @@ class EngineWorld:
             loaders.append(FolderLoader(cache / "adapters", base, limited, dtype))
             return loaders[0]
 
-        self.engine: Engine = build_engine(config, build_loader)
+        with find_once():
+            self.engine: Engine = build_engine(config, build_loader)
         self.loader = loaders[0]
 
     def put(self, folder: Path) -> str:
