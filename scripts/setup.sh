@@ -38,9 +38,14 @@ choose_torch() {
   if [ -n "${TORCH_INDEX:-}" ]; then options+=(--extra-index-url "$TORCH_INDEX"); fi
 }
 
-# pip's own lines go to a log; one short line a package goes to the screen.
+# uv where it can be had and told what pip was told, else pip, whose own lines go to a log: one a package to the screen.
 install() {
   local log=.venv/setup.log
+  if .venv/bin/python -m pip install -q -c requirements/lock.txt uv >"$log" 2>&1 &&
+      .venv/bin/python scripts/install.py "${options[@]}" "$@"; then
+    return
+  fi
+  say "uv cannot install here, so pip does; from an empty cache it takes a minute or two"
   if ! .venv/bin/python -m pip install --no-compile --progress-bar off "${options[@]}" "$@" 2>&1 | tee "$log" |
       awk '!/Location .* is ignored|^ |^Requirement already|^Looking in|^Obtaining|^\[notice\]/ {
         print substr($0, 1, 100); fflush() }'; then
@@ -56,7 +61,7 @@ if ! is_recent .venv/bin/python; then
 fi
 options=(-c requirements/lock.txt)
 choose_torch
-say "installing packages; from an empty cache this takes a minute or two"
+say "installing packages"
 install -e '.[engine,dev]'
 # of 21,000 files most are never imported; the rest is compiled when it is
 for module in loraplex.app loraplex_engine.loop.assembly; do PYTHONDONTWRITEBYTECODE='' .venv/bin/python -c "import $module" & done
