@@ -31,11 +31,13 @@ base: $(STAMP) ## Fetch the small chat model that the demo and some tests use
 demo: $(STAMP) ## Start the platform with three example teams and ask them all one question (ONCE=1: then stop)
 	@$(BIN)/loraplex up --demo $(if $(ONCE),--once) $(ARGS)
 
+# The collection before the run compiles once what each process would.
 test: $(STAMP) ## Run all tests, in up to four processes (in one: ARGS='-n 0'); a few that fail once more, alone
 	@$(BIN)/python -c 'from loraplex_engine.ops.native import build; build.native_status()' & \
+	{ [ -d tests/__pycache__ ] || $(BIN)/python -m pytest -q --collect-only; } >/dev/null & compiling=$$!; \
 	$(BIN)/python -m loraplex_engine pull $(BASE) || \
-	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."
-	@[ -d tests/__pycache__ ] || $(BIN)/python -m pytest -q --collect-only >/dev/null || true # compiles once what each would
+	  echo "==> The base model $(BASE) could not be fetched: the tests that need it are skipped, all others run."; \
+	wait $$compiling || true
 	@$(BIN)/python -m pytest $(PARALLEL) --second-try $(ARGS)
 
 test-s3: $(STAMP) ## Run the tests that need an S3 server; they start SeaweedFS on loopback

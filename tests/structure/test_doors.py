@@ -22,7 +22,6 @@ COMPOSITION = {
     (module, "loraplex_registry.app")
     for module in (
         "loraplex.app",
-        "loraplex.cli.db",
         "loraplex.cli.backup",
         "loraplex.cli.config",
         "loraplex.cli.doctor",
@@ -31,6 +30,8 @@ COMPOSITION = {
         "loraplex.backup.restore",
     )
 }
+# each start of a platform waits for this command, and for what it imports
+COMPOSITION.add(("loraplex.cli.db", "loraplex_registry.db.migration"))
 HEAVY = ("torch", "transformers", "peft", "triton", "safetensors")
 SERVER_SIDE = ("sqlalchemy", "litestar", "alembic", "uvicorn")
 

@@ -30,8 +30,8 @@ def upgrade(*, url: Url = None, as_json: AsJson = False) -> None:
 
     A newer database that serves this program still, as after a roll-back, stays as it is.
     """
-    from loraplex_registry.app import head
-    from loraplex_registry.app import upgrade as run
+    from loraplex_registry.db.migration import head
+    from loraplex_registry.db.migration import upgrade as run
 
     result = run(_find_url(url))
     if as_json:
@@ -53,8 +53,8 @@ def current(*, url: Url = None, as_json: AsJson = False) -> int:
 
     A database may be newer and serve this program still: then programs of both releases run side by side.
     """
-    from loraplex_registry.app import current as find
-    from loraplex_registry.app import head, knows_revision, serves
+    from loraplex_registry.db.migration import current as find
+    from loraplex_registry.db.migration import head, knows_revision, serves
 
     place = _find_url(url)
     found, needed, is_served = find(place), head(), serves(place)
