@@ -21,6 +21,7 @@ from alembic import command
 from alembic.config import Config
 from hypothesis import HealthCheck, settings
 
+import dialect_turns
 import folder_scheduling
 import once
 import pairs
@@ -90,6 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave to `make endure` what `pairs` leaves out; switch sockets on in `**/integration` and some other folders."""
     if not config.getoption("--endure"):
         pairs.thin_out(config, items)
+    dialect_turns.take_turns(config, items, TESTS)
     for item in items:
         parts = item.path.relative_to(TESTS).parts if item.path.is_relative_to(TESTS) else ()
         if "integration" in parts or parts[:1] in (("e2e",), ("contract",), ("ui",)):

@@ -223,25 +223,43 @@ class PeftJudge:
         self.model.set_adapter(name)
         return self.model(input_ids=inputs).logits[0]
 
+    @torch.inference_mode()
+    def logits_of(self, ids_list: list[list[int]], name: str | None) -> list[Tensor]:
+        """As `logits` for each prompt, all in one pass: no token looks at what fills up a row behind it."""
+        assert self.model is not None
+        inputs = torch.nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in ids_list], batch_first=True)
+        if name is not None:
+            self.model.set_adapter(name)
+        with self.model.disable_adapter() if name is None else contextlib.nullcontext():
+            found = self.model(input_ids=inputs).logits
+        return [logits[: len(ids)] for logits, ids in zip(found, ids_list, strict=True)]
+
 
 class SavedJudge:
-    """The base in transformers with one adapter at a time, each as PEFT reads it back from its own folder."""
+    """The base in transformers with each adapter as PEFT reads it back from its own folder."""
 
     def __init__(self, base: Path, kinds: dict[str, dict[str, Any]], out: Path, *, std: float) -> None:
         self._base = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        self._read: dict[str, PeftModel] = {}
         self.folders = {name: out / name for name in kinds}
         for seed, (name, fields) in enumerate(kinds.items()):
             with _quiet():
-                model = get_peft_model(copy.deepcopy(self._base), LoraConfig(task_type="CAUSAL_LM", **fields))
+                model = get_peft_model(self._copy(), LoraConfig(task_type="CAUSAL_LM", **fields))
                 _train(model, seed, std)
                 model.save_pretrained(out / name)
+
+    def _copy(self) -> Any:
+        """The base once more, but for its matrices, which PEFT leaves alone: where it trains one, it trains a copy."""
+        matrices = {id(matrix): matrix for matrix in self._base.parameters() if matrix.ndim > 1}
+        return copy.deepcopy(self._base, matrices)
 
     @torch.inference_mode()
     def logits(self, ids_list: list[list[int]], name: str) -> list[Tensor]:
         """float32 [len(ids), V] of one adapter for each prompt."""
-        with _quiet():
-            model = PeftModel.from_pretrained(copy.deepcopy(self._base), self.folders[name]).eval()
-        return [model(input_ids=torch.tensor([ids])).logits[0] for ids in ids_list]
+        if name not in self._read:
+            with _quiet():
+                self._read[name] = PeftModel.from_pretrained(self._copy(), self.folders[name]).eval()
+        return [self._read[name](input_ids=torch.tensor([ids])).logits[0] for ids in ids_list]
 
 
 @contextlib.contextmanager

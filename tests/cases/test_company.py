@@ -33,7 +33,10 @@ def step_until(world: World, condition: Any) -> list[TokenEvent]:
 
 
 @pytest.mark.parametrize("num_tokens", [15, 16, 17, 33, 48])
-def test_b068_b069_prefixes_are_no_bridge_between_adapters_in_any_order(cases: Cases, num_tokens: int) -> None:
+@pytest.mark.endure
+def test_b068_b069_prefixes_are_no_bridge_between_adapters_in_any_order(
+    cases: Cases, num_tokens: int, long: Callable[[float, float], float]
+) -> None:
     world = cases.world(max_num_seqs=1)
     clean = cases.world(enable_prefix_caching=False)
     prompt = PROMPT[:num_tokens]
@@ -41,7 +44,7 @@ def test_b068_b069_prefixes_are_no_bridge_between_adapters_in_any_order(cases: C
     other = prompt[: num_tokens // 2] + [7] * (num_tokens - num_tokens // 2)
     expected = {(name, n): clean.answer(name, ids, 4) for name in TURNS for n, ids in enumerate((prompt, other))}
     assert len({tuple(answer) for answer in expected.values()}) == len(expected)
-    for number, order in enumerate(itertools.permutations(TURNS)):
+    for number, order in enumerate(list(itertools.permutations(TURNS))[:: int(long(3, 1))]):
         for name, (n, ids) in itertools.product(order, enumerate((prompt, other))):
             request = world.ask(name, ids, 4)
             request.tenant_id = f"t{number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -163,7 +164,7 @@ def templated(world: OpenAIWorld, tmp_path_factory: pytest.TempPathFactory) -> d
 
 @pytest.mark.parametrize("door", [door for door in CHAT_DOORS if door.has_adapter], ids=str)
 def test_b110_an_adapter_s_own_template_is_its_alone(
-    world: OpenAIWorld, templated: dict[str, tuple[str, str]], door: Door
+    world: OpenAIWorld, templated: dict[str, tuple[str, str]], door: Door, long: Callable[[float, float], float]
 ) -> None:
     def name_of(adapter: str) -> str:
         return templated[adapter][0 if door.is_gateway else 1]
@@ -182,7 +183,9 @@ def test_b110_an_adapter_s_own_template_is_its_alone(
     chat = world.post(door, {"model": name_of("own"), "messages": [USER]}, "/v1/tokenize").json()["tokens"]
     assert chat == text
     assert len(chat) == rendered
-    for hostile in HOSTILE:
+    # each costs a second or a process; doors ask in turn unless there is time for all
+    place = 2 * door.is_stream + door.is_gateway
+    for hostile in list(HOSTILE)[place : place + 1] if long(0, 1) == 0 else HOSTILE:
         started_at = time.monotonic()
         error = world.refusal(door, "messages", world.body(door, model=name_of(hostile)))
         assert time.monotonic() - started_at < 20, hostile

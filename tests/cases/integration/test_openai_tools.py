@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -61,8 +62,10 @@ def test_b106_a_round_trip_with_null_content_keeps_the_call(world: OpenAIWorld, 
 
 
 @pytest.mark.parametrize("door", CHAT_DOORS, ids=str)
-def test_a_required_call_is_valid_and_streams_alike(world: OpenAIWorld, door: Door) -> None:
-    for seed in range(3):
+def test_a_required_call_is_valid_and_streams_alike(
+    world: OpenAIWorld, door: Door, long: Callable[[float, float], float]
+) -> None:
+    for seed in range(int(long(2, 3))):
         fields = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "seed": seed, **SEEDED}
         answer = world.ask(door, messages=[USER], **fields)
         assert answer.status == 200, answer.error

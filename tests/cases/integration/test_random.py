@@ -70,7 +70,7 @@ def ask_both_ways(part: Part, drawn: Drawn) -> tuple[Answer, Answer] | str:
 @pytest.mark.endure
 def test_streamed_and_whole_answers_to_random_requests_are_equal(part: Part, long: Long) -> None:
     mix = part.mix(5)
-    count = int(long(60, 500))
+    count = int(long(30, 500))
     drawn = [mix.draw() for _ in range(count)]
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda one: ask_both_ways(part, one), drawn))
@@ -93,7 +93,7 @@ def test_odd_requests_break_nothing(part: Part, long: Long) -> None:
     assert url.port
     odds = _draw_odds(part, seed=11)
     started = time.monotonic()
-    report: FuzzReport = asyncio.run(run_fuzz((url.hostname, url.port), odds, int(long(300, 20_000))))
+    report: FuzzReport = asyncio.run(run_fuzz((url.hostname, url.port), odds, int(long(150, 20_000))))
     print(f"{report.describe()} in {time.monotonic() - started:.0f} s")
     assert not report.faults, "\n".join([f"{len(report.faults)} faults", *report.faults[:20]])
     wait_for(lambda: is_idle(part.world))

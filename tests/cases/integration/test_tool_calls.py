@@ -77,7 +77,7 @@ def check_choice(choice: Choice, names: set[str], *, is_parallel: bool) -> int:
 
 @pytest.mark.endure
 def test_calls_that_are_required_all_parse_and_match(world: OpenAIWorld, long: Callable[[float, float], float]) -> None:
-    wanted = int(long(40, 500))
+    wanted = int(long(24, 500))
     chosen = random.Random(5)
     jobs = list(itertools.islice(requests(), wanted))
 

@@ -36,7 +36,7 @@ from server_process import ServerProcess
 from support import free_port
 
 BASE = "smollm2-135m"
-NUM_REQUESTS, NUM_KILLS = 60, 1
+NUM_REQUESTS, NUM_KILLS = 40, 1
 NUM_IN_FULL, NUM_KILLS_IN_FULL = 2000, 3
 STYLES = ("pirate", "json", "legal")
 FLAGS = ("--dtype", "float32", "--max-loras", "2", "--max-model-len", "512")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,16 +14,15 @@ from platforms import LivePlatform, Team
 
 BASE = "smollm2-135m"
 QUESTIONS = ("What is a library?", "What is the moon?", "Who wrote Hamlet?", "Why does it rain?", "What is tea?")
-_NUM_REQUESTS = 48
 _MAX_TOKENS = 8
 
 
 class Load:
     """Sends requests of random sorts with one administrator's key and judges each answer by the one given alone."""
 
-    def __init__(self, platform: LivePlatform, models: list[str]) -> None:
+    def __init__(self, platform: LivePlatform, models: list[str], num_questions: int) -> None:
         self._client = platform.openai()
-        self._pairs = [(model, question) for model in models for question in QUESTIONS]
+        self._pairs = [(model, question) for model in models for question in QUESTIONS[:num_questions]]
         self._alone = {pair: self._ask(*pair) for pair in self._pairs}
 
     def send(self, seed: int) -> str:
@@ -63,10 +63,13 @@ class Load:
         return self._client.chat.completions.create(model=model, messages=messages, **options)  # type: ignore[call-overload]
 
 
-def test_many_mixed_requests_leave_nothing_behind(platform: LivePlatform, teams: dict[str, Team]) -> None:
-    load = Load(platform, [BASE, *(team.name for team in teams.values())])
+@pytest.mark.endure
+def test_many_mixed_requests_leave_nothing_behind(
+    platform: LivePlatform, teams: dict[str, Team], long: Callable[[float, float], float]
+) -> None:
+    load = Load(platform, [BASE, *(team.name for team in teams.values())], int(long(2, 5)))
     with ThreadPoolExecutor(16) as pool:
-        sorts = list(pool.map(load.send, range(_NUM_REQUESTS)))
+        sorts = list(pool.map(load.send, range(int(long(30, 48)))))
     assert len(set(sorts)) == 5
     platform.wait_idle()
     assert len(platform.engine_state()["slots"]) == 2

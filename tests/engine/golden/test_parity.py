@@ -34,7 +34,7 @@ KINDS_OF = {
     "tiny_llama": ALL_KINDS,
     "tiny_tied": (*ALL_KINDS[::2], *ENDS),
     "tiny_qwen2": (*ALL_KINDS[1::2], *ENDS),
-    "smollm2_base": ("patterns", *ENDS),
+    "smollm2_base": ("patterns", *ENDS[1:]),
 }
 """The first has them all, two more have them between them; `make endure` tries all on each."""
 _TEXT = """The mill stood at the bend of the river, and for eighty years its wheel had turned the grain of the valley
@@ -66,7 +66,8 @@ class Setting:
         self.folders = {**self._plain.folders, **self._saved.folders}
         self.world, self.digest_of = self.build_world("float32")
         rng = random.Random(0)
-        names: list[str | None] = [None, *plain, *self._special, None, "r8_seven", "r64_seven"]
+        twice = [name for name in ("r8_seven", "r64_seven") if name in plain]
+        names: list[str | None] = [None, *plain, *self._special, None, *twice]
         self.rows: list[Row] = [(_prompt(rng, token_ids), name) for name in names]
         self.references = self.judge([ids for ids, _ in self.rows])
 
@@ -90,7 +91,7 @@ class Setting:
         """PEFT's logits of one adapter, or of the base."""
         if name in self._special:
             return self._saved.logits(prompts, name)
-        return [self._plain.logits(ids, name) for ids in prompts]
+        return self._plain.logits_of(prompts, name)
 
 
 def _prompt(rng: random.Random, token_ids: Sequence[int]) -> list[int]:
@@ -109,8 +110,8 @@ def setting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if request.param == "smollm2_base":
         # words that a language model knows: on others its attention is so sharp that float32 itself is off by 3e-3
         text = Tokenizer.from_file(str(source / "tokenizer.json")).encode(_TEXT).ids
-        return Setting(source, tmp, text, 0.03, REAL, num_mixes=3, kinds=kinds)
-    num_mixes = 50 if is_full else 15
+        return Setting(source, tmp, text, 0.03, REAL, num_mixes=3 if is_full else 2, kinds=kinds)
+    num_mixes = 50 if is_full else 8
     base = pull(str(source), tmp / "bases")
     return Setting(base, tmp, range(3, 300), 0.15, TINY, num_mixes=num_mixes, kinds=kinds, cpu_threads=1)
 
@@ -122,14 +123,14 @@ def test_every_row_of_a_mixed_batch_equals_peft(setting: Setting) -> None:
 
 
 def test_adapters_change_the_answer_far_beyond_the_tolerance(setting: Setting) -> None:
-    for reference, (ids, name) in zip(setting.references, setting.rows, strict=True):
+    bases = setting.ask([ids for ids, _ in setting.rows], None)
+    for reference, base, (_, name) in zip(setting.references, bases, setting.rows, strict=True):
         if name is not None:
-            (base,) = setting.ask([ids], None)
             assert (reference - base).abs().max() > 100 * setting.tolerance["atol"], name
 
 
 def test_greedy_tokens_of_a_mixed_batch_equal_peft(setting: Setting, long: Callable[[float, float], float]) -> None:
-    length = int(long(12, 32))
+    length = int(long(8, 32))
     requests = [setting.world.request(ids, setting.digest_of[name], length) for ids, name in setting.rows]
     events = setting.world.run(requests)
     ours = [text_ids(events[request.request_id]) for request in requests]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,13 @@ def registry() -> Iterator[ArtifactServer]:
     server.close()
 
 
+@pytest.mark.endure
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_core_killed_in_the_middle_changes_no_answer(
-    dtype: str, tiny_llama: Path, registry: ArtifactServer, tmp_path: Path
+    dtype: str, tiny_llama: Path, registry: ArtifactServer, tmp_path: Path, long: Callable[[float, float], float]
 ) -> None:
+    if dtype == "float32" and not long(0, 1):
+        pytest.skip("`make endure`: what is rounded more says more of sums in another order")
     cores = Cores(pull(str(tiny_llama), tmp_path / "bases"), registry, tmp_path, dtype)
     core = cores.start()
     expected = cores.ask(core, at_once=True)

@@ -266,13 +266,11 @@ def test_where_the_system_refuses_matrix_tiles_vectors_serve_all_rows(tmp_path, 
     skip_unless_available(OWN, torch.bfloat16)
     if not torch.cpu._is_amx_tile_supported():
         pytest.skip("no AMX here")
-    results = []
-    for preparation in ("pass", "test_linear.refuse_matrix_tiles()"):
-        path = tmp_path / "products"
-        code = f"import test_linear; {preparation}; test_linear.save_products({str(path)!r})"
-        subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent, timeout=300)
-        results.append(torch.load(path))
-    (tiles, left_by_tiles, tiles_kept_apart), (vectors, left_by_vectors, vectors_kept_apart) = results
+    paths = [tmp_path / "tiles", tmp_path / "vectors"]
+    save_products(str(paths[0]))
+    code = f"import test_linear; test_linear.refuse_matrix_tiles(); test_linear.save_products({str(paths[1])!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent, timeout=300)
+    (tiles, left_by_tiles, tiles_kept_apart), (vectors, left_by_vectors, vectors_kept_apart) = map(torch.load, paths)
     assert tiles_kept_apart
     assert vectors_kept_apart
     assert_close(tiles, vectors.double())

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from loraplex_engine.ops.native import build
-from loraplex_engine.ops.native.build import NativeBuildError, find_or_build_library
+from loraplex_engine.ops.native.build import NativeBuildError, find_or_build_library, native_status
 
-PRINT_STATUS = "from loraplex_engine.ops.native.build import native_status; print(native_status())"
+# as it finds out first; what it found out is kept for the process
+find_status = native_status.__wrapped__
 
 
 @pytest.fixture
@@ -92,26 +90,19 @@ def test_a_missing_compiler_says_what_to_install(tmp_path, monkeypatch):
         find_or_build_library(tmp_path)
 
 
-def status_in_subprocess(**environment: str) -> str:
-    run = subprocess.run(
-        [sys.executable, "-c", PRINT_STATUS],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return run.stdout
+def test_the_environment_switches_to_the_torch_form(monkeypatch):
+    monkeypatch.setenv("LORAPLEX_NATIVE", "0")
+    status = find_status()
+    assert status.form == "torch"
+    assert status.reason.startswith("switched off")
 
 
-def test_the_environment_switches_to_the_torch_form():
-    assert status_in_subprocess(LORAPLEX_NATIVE="0").startswith("NativeStatus(form='torch', reason='switched off")
-
-
-def test_without_a_compiler_the_torch_form_serves_and_says_so(tmp_path):
-    status = status_in_subprocess(LORAPLEX_NATIVE="1", LORAPLEX_CACHE_DIR=str(tmp_path), CXX="/nowhere/g++")
-    assert "form='torch'" in status
-    assert "/nowhere/g++" in status
+def test_without_a_compiler_the_torch_form_serves_and_says_so(tmp_path, monkeypatch):
+    for name, value in {"LORAPLEX_NATIVE": "1", "LORAPLEX_CACHE_DIR": str(tmp_path), "CXX": "/nowhere/g++"}.items():
+        monkeypatch.setenv(name, value)
+    status = find_status()
+    assert status.form == "torch"
+    assert "/nowhere/g++" in status.reason
 
 
 def test_a_damaged_library_is_built_again(tmp_path, compiler, monkeypatch):

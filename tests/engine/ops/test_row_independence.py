@@ -14,7 +14,12 @@ from loraplex_engine.ops.lora.segment import build_segments
 
 pytestmark = pytest.mark.pairs
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-NUM_MIXES = 25
+
+
+@pytest.fixture
+def mixes(long) -> range:
+    """As many as are drawn."""
+    return range(long(10, 25))
 
 
 @pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
@@ -35,7 +40,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     ("heads", "kv_heads", "dim", "window"), [(9, 3, 64, None), (8, 1, 24, None), (2, 2, 6, 51), (3, 1, 80, 130)]
 )
 def test_attention_of_a_row_is_the_same_alone_and_in_any_mix(
-    native, history, paged, dtype, heads, kv_heads, dim, window
+    native, history, paged, dtype, heads, kv_heads, dim, window, mixes
 ):
     attend = native(dtype).paged_attention
     pasts = [history(n, heads, kv_heads, dim, dtype) for n in (1, 40, 64, 129, 200)]
@@ -43,7 +48,7 @@ def test_attention_of_a_row_is_the_same_alone_and_in_any_mix(
         torch.cat([attend(*paged([(past, p, p + 1)]).arguments(), dim**-0.5, window) for p in range(len(past.q))])
         for past in pasts
     ]
-    for _ in range(NUM_MIXES):
+    for _ in mixes:
         picked = random.sample(range(len(pasts)), k=random.randint(1, len(pasts)))
         spans = []
         for i in picked:
@@ -55,7 +60,7 @@ def test_attention_of_a_row_is_the_same_alone_and_in_any_mix(
 
 
 @dtypes
-def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_table, dtype):
+def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_table, dtype, mixes):
     ops = native(dtype)
     ranks = [
         {"q_proj": 4, "down_proj": 256},
@@ -76,7 +81,7 @@ def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_ta
             ops.lora_add(x[row : row + 1], alone[group][row : row + 1], table, 0, group, build_segments([0]))
         table.clear(0)
 
-    for _ in range(NUM_MIXES):
+    for _ in mixes:
         table, slots = lora_table(6, dtype, max_rank=256), random.sample(range(6), k=3)
         for i, slot in enumerate(slots):
             adapters[i].put(table, slot)
@@ -93,7 +98,9 @@ def test_lora_of_a_row_is_the_same_alone_and_in_any_mix(native, adapter, lora_ta
 
 
 @dtypes
-def test_lora_of_any_rank_is_the_same_alone_on_one_thread_and_beside_any_rank(native, adapter, lora_table, dtype):
+def test_lora_of_any_rank_is_the_same_alone_on_one_thread_and_beside_any_rank(
+    native, adapter, lora_table, dtype, mixes
+):
     ops, table, ranks = native(dtype), lora_table(8, dtype, max_rank=256), [1, 3, 16, 17, 64, 129, 255, 256]
     modules = ("q_proj", "k_proj", "v_proj", "down_proj")
     for slot, rank in enumerate(ranks):
@@ -106,7 +113,7 @@ def test_lora_of_any_rank_is_the_same_alone_on_one_thread_and_beside_any_rank(na
         for row, slot in enumerate(slots):
             ops.lora_add(x[row : row + 1], alone[row : row + 1], table, 0, group, build_segments([slot]))
         torch.set_num_threads(threads)
-        for _ in range(NUM_MIXES):
+        for _ in mixes:
             rows = random.sample(range(48), k=random.choice([1, 2, 3, 9, 16, 48]))
             mixed = y[rows]
             ops.lora_add(x[rows], mixed, table, 0, group, build_segments([slots[row] for row in rows]))
@@ -139,7 +146,7 @@ def test_an_adapter_that_is_not_finite_spoils_its_own_rows_only(kernels, adapter
 
 @dtypes
 @pytest.mark.parametrize("width", [37, 576])
-def test_dense_ops_are_the_same_alone_and_in_any_mix(native, dtype, width):
+def test_dense_ops_are_the_same_alone_and_in_any_mix(native, dtype, width, mixes):
     ops = native(dtype)
     x, residual, weight = (
         torch.randn(300, width).to(dtype),
@@ -154,24 +161,24 @@ def test_dense_ops_are_the_same_alone_and_in_any_mix(native, dtype, width):
         return torch.cat((ops.rms_norm(x[rows], weight, 1e-5), added, stream, ops.silu_and_mul(gate_up[rows])), dim=-1)
 
     alone = torch.cat([run([row]) for row in range(300)])
-    for _ in range(NUM_MIXES):
+    for _ in mixes:
         rows = random.sample(range(300), k=random.choice([1, 2, 7, 33, 300]))
         assert same_bits(run(rows), alone[rows])
 
 
 @dtypes
 @pytest.mark.parametrize("k", [37, 576])
-def test_plain_linear_is_the_same_alone_in_any_mix_and_of_any_rows(native, dtype, k):
+def test_plain_linear_is_the_same_alone_in_any_mix_and_of_any_rows(native, dtype, k, mixes):
     multiply = native(dtype).plain_linear
     x, weight = torch.randn(90, k).to(dtype), torch.randn(203, k).to(dtype)
     alone = torch.cat([torch.cat([multiply(row, column) for column in weight.split(1)], dim=-1) for row in x.split(1)])
-    for _ in range(NUM_MIXES):
+    for _ in mixes:
         rows, columns = (random.sample(range(n), k=random.choice([1, 2, 5, 16, n])) for n in alone.shape)
         assert same_bits(multiply(x[rows], weight[columns]), alone[rows][:, columns])
 
 
 @dtypes
-def test_rope_is_the_same_alone_and_in_any_mix(native, dtype):
+def test_rope_is_the_same_alone_and_in_any_mix(native, dtype, mixes):
     ops, heads, kv_heads, dim = native(dtype), 9, 3, 24
     qkv, cos_sin = torch.randn(200, 15 * dim).to(dtype), torch.randn(500, dim)
     positions = torch.randint(500, (200,))
@@ -183,20 +190,20 @@ def test_rope_is_the_same_alone_and_in_any_mix(native, dtype):
         return torch.cat((q, *(cache.flatten(0, 1)[cells].flatten(1) for cache in caches)), dim=-1)
 
     alone = torch.cat([run([row]) for row in range(200)])
-    for _ in range(NUM_MIXES):
+    for _ in mixes:
         rows = random.sample(range(200), k=random.choice([1, 3, 64, 200]))
         assert same_bits(run(rows), alone[rows])
 
 
 @dtypes
 @pytest.mark.parametrize(("k", "o", "bias"), [(576, 960, False), (64, 100, True), (37, 51, True), (24, 7, False)])
-def test_packed_linear_is_the_same_alone_and_in_any_mix(dtype, k, o, bias):
+def test_packed_linear_is_the_same_alone_and_in_any_mix(dtype, k, o, bias, mixes):
     linear = PackedLinear(torch.randn(o, k).to(dtype), torch.randn(o).to(dtype) if bias else None)
     if linear.form is PLAIN:
         pytest.skip("this machine has no packed linear")
     assert probe_row_invariance([linear])
     x = torch.randn(130, k).to(dtype)
     alone = torch.cat([linear(row) for row in x.split(1)])
-    for _ in range(NUM_MIXES):
+    for _ in mixes:
         rows = random.sample(range(130), k=random.choice([1, 2, 3, 15, 16, 17, 33, 64, 130]))
         assert same_bits(linear(x[rows]), alone[rows])

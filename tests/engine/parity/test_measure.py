@@ -26,6 +26,7 @@ from loraplex_engine.wire.messages import MeasureParity, Reply
 from loraplex_registry.peft.parity import ParityResult
 
 ALL_KINDS = [*KINDS, *SPECIAL_KINDS]
+WRONG_KINDS = ["r8_seven", "k_only", "dora", "head", "saved_head", "everything"]
 TEXTS = [[3 + (7 * place + 11 * text) % 290 for place in range(24)] for text in range(3)]
 
 
@@ -107,8 +108,17 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "ReferenceProcess", InlineProcess)
 
 
-@pytest.mark.parametrize("kind", ALL_KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All kinds in the dtype that is held to more, some of them in the other one: all in `make endure`."""
+    if {"kind", "dtype"} <= set(metafunc.fixturenames):
+        kinds = WRONG_KINDS if "wrong" in metafunc.function.__name__ else ALL_KINDS
+        some = kinds if metafunc.config.getoption("--endure") else kinds[::3]
+        metafunc.parametrize(
+            ("dtype", "kind"), [*(("float32", kind) for kind in kinds), *(("bfloat16", kind) for kind in some)]
+        )
+
+
+@pytest.mark.endure
 def test_a_good_adapter_of_every_kind_is_within_its_limits(setting: Setting, dtype: str, kind: str) -> None:
     result = setting.gates[dtype].measure(setting.put(dtype, kind))
     assert result.is_within, result
@@ -187,8 +197,7 @@ def test_a_fault_in_packing_is_beyond_the_limits(
     assert not result.is_within, result
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["r8_seven", "k_only", "dora", "head", "saved_head", "everything"])
+@pytest.mark.endure
 def test_wrong_bytes_in_the_slot_are_beyond_the_limits(setting: Setting, dtype: str, kind: str) -> None:
     gate, digest = setting.gates[dtype], setting.put(dtype, kind)
     assert gate.measure(digest).is_within

@@ -100,15 +100,26 @@ async def test_a_killed_core_fails_its_requests_and_comes_back(tmp_path: Path) -
         assert (await finish_of(client, "b")).finish == "stop"
 
 
-async def test_the_log_says_that_a_core_starts_before_the_core_can(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_start_is_logged_before_the_core_can_keeps_secrets_and_leaves_no_folder_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     client = CoreClient()
     with caplog.at_level("INFO"):
         async with running(build_core(tmp_path, client), client):
             told = [record.getMessage() for record in caplog.records]
+            modes = folder_modes(tmp_path)
+            state = await client.call(GetState, 5)
     assert told[0] == "starting the core"
     assert told[-1].startswith("serving ")
+    # secrets are in neither arguments nor environment
+    assert isinstance(state, dict)
+    assert state["key"] == "secret"
+    assert state["argv"] == COMMAND[1:]
+    assert "LORAPLEX_ENGINE_KEY" not in state["environment"]
+    # the sockets' folder goes with the core
+    assert modes == [0o700]
+    assert folder_modes(tmp_path) == []
 
 
 async def test_a_core_that_falls_silent_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,17 +163,6 @@ async def test_a_new_core_is_asked_for_the_adapters_of_the_last_one(tmp_path: Pa
             assert loads == [(kept, True), (used, False)]
 
 
-async def test_secrets_are_in_neither_arguments_nor_environment(tmp_path: Path) -> None:
-    client = CoreClient()
-    core = build_core(tmp_path, client)
-    async with running(core, client):
-        state = await client.call(GetState, 5)
-    assert isinstance(state, dict)
-    assert state["key"] == "secret"
-    assert state["argv"] == COMMAND[1:]
-    assert "LORAPLEX_ENGINE_KEY" not in state["environment"]
-
-
 @pytest.mark.parametrize(("behaviour", "words"), [("fails", "lower --max-model-len"), ("exits", "code 7")])
 async def test_a_core_that_cannot_start_says_why(tmp_path: Path, behaviour: str, words: str) -> None:
     with pytest.raises(StartupError, match=words):
@@ -183,15 +183,6 @@ async def test_a_core_that_speaks_nonsense_is_replaced(tmp_path: Path) -> None:
         assert lost.error is not None
         await until(lambda: client.is_ready)
         assert core.pid != first
-
-
-async def test_the_sockets_folder_goes_with_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    client = CoreClient()
-    core = build_core(tmp_path, client)
-    async with running(core, client):
-        assert folder_modes(tmp_path) == [0o700]
-    assert folder_modes(tmp_path) == []
 
 
 def test_a_request_that_cannot_be_sent_leaves_nothing_open() -> None:

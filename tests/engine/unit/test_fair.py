@@ -352,25 +352,29 @@ def test_each_tenant_may_queue_one_request_however_many_tenants_there_are() -> N
 # what tenants feel
 
 
-def _flood(*, is_fair: bool, is_flooded: bool) -> dict[str, float]:
-    """p95 of the light tenants' first tokens, and Jain's index, of a minute."""
+def _flood(duration_s: float, *, is_fair: bool, is_flooded: bool) -> dict[str, float]:
+    """p95 of the light tenants' first tokens, and Jain's index."""
     eighth = Tenant("heavy", 20) if is_flooded else Tenant("l7", 2)
     world = FairWorld([*(Tenant(name, 2) for name in _LIGHT), eighth], is_fair=is_fair)
-    records = world.run(60.0, warm_s=10.0)
+    records = world.run(duration_s, warm_s=10.0)
     ttfts_s = [ttft_s for name in _LIGHT for ttft_s in records[name].ttfts_s]
     return {"p95": percentile(ttfts_s, 95), "jain": jain([record.tokens for record in records.values()])}
 
 
-def test_flooding_tenant_does_not_move_the_first_tokens_of_others() -> None:
-    calm, flooded = _flood(is_fair=True, is_flooded=False), _flood(is_fair=True, is_flooded=True)
+@pytest.mark.endure
+def test_flooding_tenant_does_not_move_the_first_tokens_of_others(long: Callable[[float, float], float]) -> None:
+    duration_s = long(30.0, 60.0)
+    calm = _flood(duration_s, is_fair=True, is_flooded=False)
+    flooded = _flood(duration_s, is_fair=True, is_flooded=True)
     assert flooded["p95"] <= 1.5 * calm["p95"]
     assert flooded["jain"] >= 0.99
-    unfair = _flood(is_fair=False, is_flooded=True)
+    unfair = _flood(duration_s, is_fair=False, is_flooded=True)
     assert unfair["p95"] > 2 * calm["p95"]
     assert unfair["jain"] < 0.5
 
 
-def test_tokens_follow_weights_whatever_the_shape_of_requests() -> None:
+@pytest.mark.endure
+def test_tokens_follow_weights_whatever_the_shape_of_requests(long: Callable[[float, float], float]) -> None:
     tenants = [
         Tenant("even", 8),
         Tenant("prompts", 8, prompt=(400, 1200), output=(1, 8)),
@@ -378,7 +382,7 @@ def test_tokens_follow_weights_whatever_the_shape_of_requests() -> None:
         Tenant("double", 32, weight=2),
         Tenant("fourfold", 40, weight=4),
     ]
-    records = FairWorld(tenants, max_num_seqs=32).run(120.0, warm_s=10.0)
+    records = FairWorld(tenants, max_num_seqs=32).run(long(50.0, 120.0), warm_s=10.0)
     assert jain([records[tenant.name].tokens / tenant.weight for tenant in tenants]) >= 0.95
 
 
@@ -420,5 +424,5 @@ def test_nobody_starves_and_everything_is_conserved_among_tenants_at_random(seed
 @pytest.mark.endure
 def test_nobody_starves_for_ten_minutes_beside_a_flood(long: Callable[[float, float], float]) -> None:
     tenants = [*(Tenant(name, 2, think_s=0.3) for name in _LIGHT), Tenant("heavy", 200, output=(200, 800))]
-    records = FairWorld(tenants).run(long(30.0, 600.0))
+    records = FairWorld(tenants).run(long(15.0, 600.0))
     assert max(record.starved_s for record in records.values()) < 5.0

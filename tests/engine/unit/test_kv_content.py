@@ -7,6 +7,7 @@ that acts and from where, and the tenant. A row that reads anything else, or a N
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -160,9 +161,12 @@ class Storm:
             assert event.stats.completion_tokens == len(request.output_ids)
 
 
+@pytest.mark.endure
 @pytest.mark.parametrize(("seed", "num_blocks"), [(1, 12), (2, 16), (3, 40), (4, 40)])
-def test_counts_and_contents_are_exact_over_ten_thousand_requests(seed: int, num_blocks: int) -> None:
-    storm = Storm(seed, 2500, num_blocks)
+def test_counts_and_contents_are_exact_over_ten_thousand_requests(
+    seed: int, num_blocks: int, long: Callable[[float, float], float]
+) -> None:
+    storm = Storm(seed, int(long(1000, 2500)), num_blocks)
     storm.run()
     scheduler, pool = storm.world.scheduler, storm.world.pool
     assert pool.num_free == num_blocks

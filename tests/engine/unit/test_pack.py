@@ -347,9 +347,10 @@ def test_every_linear_is_what_peft_merges(kind: str, bases: dict[str, Path], tmp
             continue
         weight, bias = world.effect(path)
         truth = merged[f"{path}.weight"].double().numpy()
-        assert weight == pytest.approx(truth.T if spec.kind == "embedding" else truth, abs=2e-6), path
+        close: dict[str, Any] = {"rtol": 0, "atol": 2e-6, "equal_nan": False, "err_msg": path}
+        np.testing.assert_allclose(weight, truth.T if spec.kind == "embedding" else truth, **close)
         if f"{path}.bias" in merged:
-            assert bias == pytest.approx(merged[f"{path}.bias"].numpy(), abs=2e-6), path
+            np.testing.assert_allclose(bias, merged[f"{path}.bias"].numpy(), **close)
 
 
 @pytest.mark.parametrize("broken", ["zero norm", "huge magnitude", "two ways", "no place", "rows of a linear"])

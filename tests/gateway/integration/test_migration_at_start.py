@@ -40,7 +40,9 @@ async def test_a_file_that_cannot_be_a_database_names_where_it_is_set(tmp_path: 
 
 
 async def test_a_fault_of_the_command_is_shown_whole(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import loraplex_registry.db.migration as migration\ndel migration.upgrade\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import loraplex_registry.db.migration as migration\ndel migration.upgrade\n"
+    )
     env = {"HOME": str(tmp_path), "PYTHONPATH": str(tmp_path), "LORAPLEX_DATA_DIR": str(tmp_path)}
     with pytest.raises(UpError, match=r"(?s)could not be upgraded:.*ImportError"):
         await migrate(env)

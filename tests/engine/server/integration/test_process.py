@@ -113,15 +113,6 @@ def test_what_outlives_the_drain_ends_with_an_error_event(start: Start) -> None:
     assert not Path(f"/proc/{core}").exists()
 
 
-def test_a_killed_front_leaves_neither_core_nor_sandbox(start: Start) -> None:
-    process, _ = start()
-    wait_until(lambda: len(child_pids(process.pid)) == 2)
-    children = child_pids(process.pid)
-    process.kill()
-    process.wait()
-    wait_until(lambda: all(map(_is_gone, children)))
-
-
 def _is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
@@ -129,7 +120,7 @@ def _is_gone(pid: int) -> bool:
         return True
 
 
-def test_the_front_answers_over_tcp_while_its_core_restarts(start: Start) -> None:
+def test_the_front_answers_while_its_core_restarts_and_killed_leaves_neither_core_nor_sandbox(start: Start) -> None:
     process, client = start()
     core = core_pid(process.pid)
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
@@ -139,6 +130,11 @@ def test_the_front_answers_over_tcp_while_its_core_restarts(start: Start) -> Non
     wait_until(lambda: client.get("/readyz").status_code == 200)
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
     assert "loraplex_front_core_restarts 1.0" in client.get("/metrics").text
+    wait_until(lambda: len(child_pids(process.pid)) == 2)
+    children = child_pids(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: all(map(_is_gone, children)))
 
 
 def test_sighup_trusts_the_keys_that_the_file_has_now(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
@@ -49,9 +50,13 @@ def check(calls: list[tuple[str, str]]) -> None:
         jsonschema.validate(json.loads(arguments), NAME_TO_SCHEMA[name])
 
 
+@pytest.mark.endure
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_what_is_written_under_a_grammar_is_calls_and_nothing_else(name: str) -> None:
+def test_what_is_written_under_a_grammar_is_calls_and_nothing_else(
+    name: str, long: Callable[[float, float], float]
+) -> None:
     form, num_calls, names = FORMATS[name], 0, set[str]()
+    wanted = NUM_CALLS // int(len(FORMATS) * long(3, 1))
     for seed in range(NUM_CALLS):
         text, is_ended = model(form, seed=seed).write(4000)
         content, calls = read(form, text)
@@ -61,7 +66,7 @@ def test_what_is_written_under_a_grammar_is_calls_and_nothing_else(name: str) ->
         check(calls)
         names |= {call for call, _ in calls}
         num_calls += len(calls)
-        if num_calls >= NUM_CALLS // len(FORMATS):
+        if num_calls >= wanted:
             break
     assert names == set(NAME_TO_SCHEMA)
 

@@ -100,13 +100,13 @@ def test_huge_and_tiny_scores_agree_with_naive(assert_close, dtype, size):
 
 @dtypes
 @pytest.mark.parametrize(("group", "dim", "window"), [(1, 64, None), (3, 16, 17), (8, 16, None), (2, 128, 40)])
-def test_bits_of_a_row_are_the_same_alone_chunked_and_in_any_mix(dtype, group, dim, window):
+def test_bits_of_a_row_are_the_same_alone_chunked_and_in_any_mix(dtype, group, dim, window, long):
     pasts = [make_history(n, group, 1, dim, dtype) for n in (1, 33, 66)]
     alone = [
         torch.cat([paged_attention(*page([(p, r, r + 1)]).arguments(), 0.2, window) for r in range(len(p.q))])
         for p in pasts
     ]
-    for _ in range(20 if IS_LONG else 4):
+    for _ in range(20 if IS_LONG else long(2, 4)):
         spans = [(1, 0, 33)]
         for i in random.choices(range(len(pasts)), k=random.randint(1, 4)):
             end = random.randint(1, len(pasts[i].q))
