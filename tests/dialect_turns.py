@@ -1,4 +1,4 @@
-"""Lets the tests of some folders run on one of the two databases each, in turn; `make endure` runs them on both.
+"""Lets the tests of some places run on one of the two databases each, in turn; `make endure` runs them on both.
 
 What they ask passes HTTP and many statements that have tests of their own on both. In each file both are met.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = (("registry", "api"),)
+PLACES = ("registry/api/", "registry/integration/test_cases.py")
 
 
 def take_turns(config: pytest.Config, items: list[pytest.Item], tests: Path) -> None:
@@ -35,10 +35,10 @@ def take_turns(config: pytest.Config, items: list[pytest.Item], tests: Path) -> 
 
 
 def _find_dialect(item: pytest.Item, tests: Path) -> str | None:
-    """The database of a test that runs on both, if its folder takes turns."""
+    """The database of a test that runs on both, if it stands where tests take turns."""
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or not item.path.is_relative_to(tests):
         return None
-    if item.path.relative_to(tests).parts[:2] not in FOLDERS or _is_for_one(item):
+    if not item.path.relative_to(tests).as_posix().startswith(PLACES) or _is_for_one(item):
         return None
     found = item.callspec.params.get("dialect")
     return found if isinstance(found, str) else None

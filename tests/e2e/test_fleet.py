@@ -122,10 +122,11 @@ async def test_streams_of_a_killed_engine_end_with_an_error_and_others_go_on(wor
         after = await asyncio.gather(*(stream(world, model, "and now?", 4) for model in ADAPTERS))
     assert all(one.is_whole and one.replica != name for one in after)
     ended = await asyncio.gather(*tasks)
-    cut = [one for one in ended if one.replica == name]
+    # on a busy machine some of the killed engine's had ended before
+    cut = [one for one in ended if one.replica == name and not one.is_whole]
     assert len(cut) >= 2
-    assert {(one.status, one.is_whole, one.code) for one in cut} == {(200, False, "replica_failed")}
-    assert all(one.is_whole and one.num_tokens == 450 for one in ended if one.replica != name)
+    assert {(one.status, one.code) for one in cut} == {(200, "replica_failed")}
+    assert all(one.is_whole and one.num_tokens == 450 for one in ended if one not in cut)
     errors = [row for row in await world.usage() if row["outcome"] != "ok"]
     assert [(row["outcome"], row["replica"]) for row in errors] == [("error", victim.url)] * len(cut)
     await check_rewarmed(world, victim)
