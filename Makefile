@@ -9,9 +9,9 @@ BASE := smollm2-135m
 ARGS ?=
 FUZZ_S ?= 1800
 SOAK_S ?= 900
-# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first. Two processes
-# a core: half of the time of many tests is that of servers which start.
-PARALLEL := -n $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN)) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# A file is the unit, as its tests share what is dear to build; in the order of folders the longest come first. Five processes
+# for two cores: half of the time of many tests is that of servers which start.
+PARALLEL := -n $(shell expr 5 \* $$(getconf _NPROCESSORS_ONLN) / 2) --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 # Hundreds of processes of a test run would compile the same sources.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -32,7 +32,7 @@ demo: $(STAMP) ## Start the platform with three example teams and ask them all o
 	@$(BIN)/loraplex up --demo $(if $(ONCE),--once) $(ARGS)
 
 # The collection before the run compiles once what each process would.
-test: $(STAMP) ## Run all tests, in up to four processes (in one: ARGS='-n 0'); a few that fail once more, alone
+test: $(STAMP) ## Run all tests, in up to five processes (in one: ARGS='-n 0'); a few that fail once more, alone
 	@$(BIN)/python -c 'from loraplex_engine.ops.native import build; build.native_status()' & \
 	{ [ -d tests/__pycache__ ] || $(BIN)/python -m pytest -q --collect-only; } >/dev/null & compiling=$$!; \
 	$(BIN)/python -m loraplex_engine pull $(BASE) || \

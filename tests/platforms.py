@@ -36,10 +36,14 @@ class LivePlatform:
     data_dir: Path
     process: subprocess.Popen[bytes]
     admin_key: str = field(repr=False)
+    clients: list[OpenAI] = field(default_factory=list, repr=False)
+    """Those of `openai`, which end with the platform: a socket that is left to the collector fails some other test."""
 
     def openai(self, key: str | None = None) -> OpenAI:
         """The official client with a key, the administrator's by default; it never tries again by itself."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, max_retries=0, timeout=300)
+        client = OpenAI(base_url=f"{self.url}/v1", api_key=key or self.admin_key, max_retries=0, timeout=300)
+        self.clients.append(client)
+        return client
 
     @contextmanager
     def management(self, key: str | None = None) -> Iterator[Management]:
@@ -110,6 +114,7 @@ def running_platform(
     argv = [sys.executable, "-m", "loraplex", "up", "--json", "--port", "0", "--data-dir", str(data_dir), *flags]
     log = (data_dir.parent / f"{data_dir.name}.log").open("wb")
     options: dict[str, Any] = {"cwd": ROOT, "env": environ, "stdin": subprocess.DEVNULL}
+    clients: list[OpenAI] = []
     with log, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, **options) as process:
         assert process.stdout is not None
         try:
@@ -117,8 +122,10 @@ def running_platform(
             assert line, f"the platform did not start:\n{Path(log.name).read_text()}"
             ready = json.loads(line)
             key = Path(ready["admin_key_file"]).read_text().strip()
-            yield LivePlatform(ready["url"], data_dir, process, key)
+            yield LivePlatform(ready["url"], data_dir, process, key, clients)
         finally:
+            for client in clients:
+                client.close()
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(_STOP_S)
